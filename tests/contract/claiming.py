@@ -46,8 +46,7 @@ async def both(node: Node, version: str = "1.37") -> AsyncGenerator[Cluster]:
 async def there_and_back(cluster: Cluster) -> None:
     """Move the GPUs to DRA and back: the first order after a kubelet's start lets it have them for its pods until it has admitted those."""
     await cluster.node.pass_time(5)
-    await cross(cluster, "dra")
-    await cluster.published_is(gpu_0=[], gpu_1=[])
+    await all_to_dra(cluster)
     await cross(cluster, "plugin")
     await cluster.node.allocatable_is(2)
     await cluster.node.until(lambda: cluster.allocatable == 2, "the API server to show both")
@@ -63,13 +62,10 @@ async def held_by_name(cluster: Cluster) -> tuple[Gateway, str]:
     return one, held
 
 
-@contextlib.asynccontextmanager
-async def all_at_dra(node: Node, version: str = "1.37") -> AsyncGenerator[Cluster]:
-    """Give such a node that has moved both GPUs to DRA."""
-    async with both(node, version) as cluster:
-        await cross(cluster, "dra")
-        await cluster.published_is(gpu_0=[], gpu_1=[])
-        yield cluster
+async def all_to_dra(cluster: Cluster) -> None:
+    """Move all GPUs, which are A and B, to DRA."""
+    await cross(cluster, "dra")
+    await cluster.published_is(gpu_0=[], gpu_1=[])
 
 
 async def cross(cluster: Cluster, to: str, *ids: str, dry_run: bool = False) -> dict[str, str]:

@@ -14,7 +14,7 @@ import socket
 import tempfile
 import traceback
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -23,6 +23,8 @@ import msgspec
 import pytest
 
 from tests.contract import clock, wire
+from tests.contract.cluster import Cluster
+from tests.contract.hardware import Nvidia
 from tests.contract.node import Node
 
 REAL_SECONDS = 100
@@ -31,7 +33,28 @@ REAL_SECONDS = 100
 
 @pytest.fixture
 def node() -> None:
-    """The row's node, which is made in the row's own process."""
+    """The row's node. It, and each fixture that takes it, is made in the row's own process."""
+
+
+@pytest.fixture
+def cluster(node: Node) -> Cluster:
+    """The cluster around the row's node. What a fixture returns is entered, if that is possible."""
+    return Cluster(node)
+
+
+@pytest.fixture
+def nvidia(node: Node) -> Nvidia:
+    """Four of NVIDIA's GPUs on the row's node."""
+    return Nvidia(node)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: Any) -> bool | None:
+    """Make none of these here."""
+    if "node" not in fixturedef.argnames:
+        return None
+    fixturedef.cached_result = (None, fixturedef.cache_key(request), None)
+    return True
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -69,7 +92,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run a row in a forked process; what it raises is raised here as text."""
     if not _is_row(pyfuncitem):
         return None
-    made = {name: pyfuncitem.funcargs[name] for name in _names(pyfuncitem) if name not in _parameters(pyfuncitem)}
+    made = {
+        name: pyfuncitem.funcargs[name]
+        for name in _names(pyfuncitem)
+        if name not in _parameters(pyfuncitem) and _in_row(pyfuncitem, name) is None
+    }
     if text := _parents[0].play((pyfuncitem.nodeid, made)):
         pytest.fail(text, pytrace=False)
     return True
@@ -91,7 +118,15 @@ def _parameters(item: pytest.Function) -> dict[str, Any]:
 
 
 def _names(item: pytest.Function) -> list[str]:
-    return [name for name in inspect.signature(_history(item)).parameters if name != "node"]
+    return [*inspect.signature(_history(item)).parameters]
+
+
+def _in_row(item: pytest.Function, name: str) -> Callable[..., Any] | None:
+    """Return what makes a fixture from the row's node; None: that isn't made in the row's process."""
+    if name == "node":
+        return lambda node: node
+    found = item._fixtureinfo.name2fixturedefs.get(name)
+    return found[-1].func if found and "node" in found[-1].argnames else None
 
 
 class Child:
@@ -172,7 +207,19 @@ class _Rows:
     def _played(self, request: tuple[str, dict[str, Any]]) -> str:
         row, made = self._rows[request[0]], request[1]
         values = _parameters(row) | made
-        return _played(_history(row), {name: values[name] for name in _names(row)}, 0)
+
+        async def history(node: Node) -> None:
+            async with AsyncExitStack() as stack:
+                for name in _names(row):
+                    if (make := _in_row(row, name)) is None:
+                        continue
+                    values[name] = made = make(node)
+                    if made is not node and isinstance(made, AbstractAsyncContextManager):
+                        values[name] = await stack.enter_async_context(made)
+                await _history(row)(**{name: values[name] for name in _names(row)})
+                node.check()
+
+        return _played(history, 0)
 
 
 @cache
@@ -190,10 +237,10 @@ def _prepare() -> None:
     gc.freeze()
 
 
-def apart(history: Callable[..., Awaitable[None]], seed: int, seconds: int) -> str:
+def apart(history: Callable[[Node], Awaitable[None]], seed: int, seconds: int) -> str:
     """Run a row in a forked process of its own; return what it raised as text, empty where it was kept."""
     _prepare()
-    child = Child(lambda _: _played(history, {}, seed), seconds)
+    child = Child(lambda _: _played(history, seed), seconds)
     try:
         return child.play(None)
     finally:
@@ -203,14 +250,14 @@ def apart(history: Callable[..., Awaitable[None]], seed: int, seconds: int) -> s
 _exit = os._exit
 
 
-def _played(history: Callable[..., Awaitable[None]], arguments: dict[str, Any], seed: int) -> str:
+def _played(history: Callable[[Node], Awaitable[None]], seed: int) -> str:
     with tempfile.TemporaryDirectory(prefix="dpg-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as name:
 
         async def row(moved: clock.Clock) -> None:
             _replace_grpc(moved)
             _move_cdi(Path(name) / "cdi")
             async with Node(Path(name), moved) as node:
-                await history(node=node, **arguments)
+                await history(node)
                 node.check()
 
         try:

@@ -30,29 +30,25 @@ async def answer(node: Node, nvidia: Nvidia, *gpus: int) -> ContainerAnswer:
         return await plugin.allocate(*(nvidia.uuids[one] for one in reversed(gpus)))
 
 
-async def test_a_variable_names_the_gpus_in_their_order(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_variable_names_the_gpus_in_their_order(node: Node, nvidia: Nvidia) -> None:
     await ready(node, nvidia, "--gdrcopy-enabled", GDS_ENABLED="true", MOFED_ENABLED="false")
     names = f"{nvidia.uuids[1]},{nvidia.uuids[3]}"
     enabled = {"NVIDIA_GDRCOPY": "enabled", "NVIDIA_GDS": "enabled"}
     assert await answer(node, nvidia, 1, 3) == ContainerAnswer(envs={VISIBLE: names, **enabled})
 
 
-async def test_the_index_names_a_gpu_if_the_operator_wants_that(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_the_index_names_a_gpu_if_the_operator_wants_that(node: Node, nvidia: Nvidia) -> None:
     await ready(node, nvidia, DEVICE_ID_STRATEGY="index")
     assert await answer(node, nvidia, 0, 2) == ContainerAnswer(envs={VISIBLE: "0,2"})
 
 
-async def test_mounts_name_the_gpus(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_mounts_name_the_gpus(node: Node, nvidia: Nvidia) -> None:
     await ready(node, nvidia, "--device-list-strategy", "envvar,volume-mounts")
     mounts = tuple(Mount(f"{MOUNTED}/{nvidia.uuids[one]}", "/dev/null") for one in (0, 1))
     assert await answer(node, nvidia, 0, 1) == ContainerAnswer(envs={VISIBLE: MOUNTED}, mounts=mounts)
 
 
-async def test_device_nodes_are_passed_from_where_they_are_on_the_host(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_device_nodes_are_passed_from_where_they_are_on_the_host(node: Node, nvidia: Nvidia) -> None:
     await ready(node, nvidia, "--pass-device-specs", "--nvidia-driver-root", "/run/driver", NVIDIA_DEV_ROOT="/run/dev")
     names = ("nvidia2", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
     nodes = tuple(DeviceNode(f"/dev/{name}", f"/run/dev/dev/{name}") for name in names)
@@ -77,9 +73,8 @@ WAYS: dict[str, Callable[[ContainerAnswer], bool]] = {
 @pytest.mark.parametrize("when", ["early", "late", "absent"])
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_container_gets_its_imex_channel_as_its_gpus_once_it_is_there(
-    node: Node, way: str, when: str, required: bool
+    node: Node, nvidia: Nvidia, way: str, when: str, required: bool
 ) -> None:
-    nvidia = Nvidia(node)
     before, after = nvidia.dev / CHANNEL, nvidia.driver / "dev" / CHANNEL
     if when == "early":
         before.parent.mkdir()
@@ -109,8 +104,7 @@ async def test_a_container_gets_its_imex_channel_as_its_gpus_once_it_is_there(
             assert device == {"name": "0", "containerEdits": {"deviceNodes": [{"path": f"/dev/{CHANNEL}"}]}}
 
 
-async def test_a_container_gets_no_imex_channel_that_nobody_asked_for(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_container_gets_no_imex_channel_that_nobody_asked_for(node: Node, nvidia: Nvidia) -> None:
     (nvidia.dev / CHANNEL).parent.mkdir()
     (nvidia.dev / CHANNEL).touch()
     await ready(node, nvidia, "--pass-device-specs", "--device-list-strategy", "envvar,cdi-cri")
@@ -119,8 +113,7 @@ async def test_a_container_gets_no_imex_channel_that_nobody_asked_for(node: Node
 
 
 @pytest.mark.parametrize("options", [("--pass-device-specs",), ("--device-list-strategy", "cdi-cri")])
-async def test_a_pod_that_cuda_would_fail_in_is_refused(node: Node, options: tuple[str, ...]) -> None:
-    nvidia = Nvidia(node)
+async def test_a_pod_that_cuda_would_fail_in_is_refused(node: Node, nvidia: Nvidia, options: tuple[str, ...]) -> None:
     (nvidia.dev / "nvidia-uvm").unlink()
     nvidia.show(nodes=False)
     one = await ready(node, nvidia, *options)
@@ -131,8 +124,7 @@ async def test_a_pod_that_cuda_would_fail_in_is_refused(node: Node, options: tup
     await node.admit("other")
 
 
-async def test_only_a_pod_that_has_the_gpu_without_a_device_node_is_refused(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_only_a_pod_that_has_the_gpu_without_a_device_node_is_refused(node: Node, nvidia: Nvidia) -> None:
     (nvidia.dev / "nvidia1").unlink()
     nvidia.show(nodes=False)
     await ready(node, nvidia, "--pass-device-specs")
@@ -142,8 +134,7 @@ async def test_only_a_pod_that_has_the_gpu_without_a_device_node_is_refused(node
             await plugin.allocate(nvidia.uuids[1])
 
 
-async def test_each_annotation_has_a_key_of_its_own(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_each_annotation_has_a_key_of_its_own(node: Node, nvidia: Nvidia) -> None:
     await ready(node, nvidia, "--device-list-strategy", "cdi-annotations")
     keys = [key for _ in range(2) for key in (await answer(node, nvidia, 1)).annotations]
     assert len(set(keys)) == len(keys) == 2
@@ -167,9 +158,8 @@ async def test_each_annotation_has_a_key_of_its_own(node: Node) -> None:
     ],
 )
 async def test_a_gpu_is_named_in_cdi_only_to_a_kubelet_that_takes_it(
-    node: Node, version: str, strategies: str, fallback: str, carried: set[str] | None
+    node: Node, nvidia: Nvidia, version: str, strategies: str, fallback: str, carried: set[str] | None
 ) -> None:
-    nvidia = Nvidia(node)
     await ready(node, nvidia, "--device-list-strategy", strategies, "--cdi-fallback", fallback, version=version)
     if carried is None:
         async with node.plugin() as plugin:
@@ -185,8 +175,9 @@ async def test_a_gpu_is_named_in_cdi_only_to_a_kubelet_that_takes_it(
     assert all(one.startswith("cdi.k8s.io/nvidia-device-plugin_") for one in given.annotations)
 
 
-async def test_a_kubelet_of_which_it_is_not_known_gets_the_cdi_name_and_what_arrives_for_sure(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_kubelet_of_which_it_is_not_known_gets_the_cdi_name_and_what_arrives_for_sure(
+    node: Node, nvidia: Nvidia
+) -> None:
     for strategies in ("cdi-cri", "envvar,cdi-cri"):
         await node.start_kubelet("1.29")
         manager = node.kubelet.manager
@@ -201,8 +192,7 @@ async def test_a_kubelet_of_which_it_is_not_known_gets_the_cdi_name_and_what_arr
         await one.terminate()
 
 
-async def test_what_a_cdi_name_stands_for_is_said_to_a_kubelet_that_knows_no_cdi(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_what_a_cdi_name_stands_for_is_said_to_a_kubelet_that_knows_no_cdi(node: Node, nvidia: Nvidia) -> None:
     hooks = {"CDI_DISABLE_HOOKS": "all", "DEVICE_LIST_STRATEGY": "cdi-cri", "GATEWAY_CDI_FALLBACK": "expand"}
     await ready(node, nvidia, version="1.20", **hooks)
     given = await answer(node, nvidia, 1)
@@ -210,8 +200,7 @@ async def test_what_a_cdi_name_stands_for_is_said_to_a_kubelet_that_knows_no_cdi
     assert f"/usr/lib64/libcuda.so.{nvidia.world.driver}" in {one.host_path for one in given.mounts}
 
 
-async def test_the_cdi_specification_has_what_is_offered_before_it_is_offered(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_the_cdi_specification_has_what_is_offered_before_it_is_offered(node: Node, nvidia: Nvidia) -> None:
     nvidia.world.mig(3, "3g.40gb", "3g.40gb")
     nvidia.show()
     instances = [one.uuid for one in nvidia.world.gpus[3].instances]
@@ -239,8 +228,7 @@ async def test_the_cdi_specification_has_what_is_offered_before_it_is_offered(no
     assert nvidia.specification()["devices"]
 
 
-async def test_without_the_drivers_libraries_there_is_no_cdi_and_the_reason_is_told(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_without_the_drivers_libraries_there_is_no_cdi_and_the_reason_is_told(node: Node, nvidia: Nvidia) -> None:
     library = nvidia.driver / f"usr/lib64/libcuda.so.{nvidia.world.driver}"
     library.unlink()
     one = await ready(node, nvidia, "--device-list-strategy", "cdi-cri", "--fail-on-init-error=false")
@@ -256,8 +244,7 @@ async def test_without_the_drivers_libraries_there_is_no_cdi_and_the_reason_is_t
     assert "libcuda" in str(failing.process.log)
 
 
-async def test_the_drivers_libraries_that_go_later_end_no_gateway(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_the_drivers_libraries_that_go_later_end_no_gateway(node: Node, nvidia: Nvidia) -> None:
     one = await ready(node, nvidia, "--device-list-strategy", "cdi-cri", "--fail-on-init-error")
     (nvidia.driver / f"usr/lib64/libcuda.so.{nvidia.world.driver}").unlink()
     await node.pass_time(200)
@@ -269,8 +256,7 @@ async def test_the_drivers_libraries_that_go_later_end_no_gateway(node: Node) ->
     await node.admit("other")
 
 
-async def test_a_specification_that_somebody_removed_is_written_again(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_specification_that_somebody_removed_is_written_again(node: Node, nvidia: Nvidia) -> None:
     await ready(node, nvidia, "--device-list-strategy", "cdi-cri")
     for path in nvidia.cdi.iterdir():
         path.unlink()
@@ -278,8 +264,7 @@ async def test_a_specification_that_somebody_removed_is_written_again(node: Node
     assert len(nvidia.specification()["devices"]) == 5
 
 
-async def test_the_drivers_root_of_the_start_counts_until_the_next_one(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_the_drivers_root_of_the_start_counts_until_the_next_one(node: Node, nvidia: Nvidia) -> None:
     file = node.folder / "config.yaml"
     text = "flags: {{plugin: {{containerDriverRoot: {}, deviceListStrategy: [cdi-cri]}}}}"
     file.write_text(text.format(nvidia.driver))
@@ -293,8 +278,7 @@ async def test_the_drivers_root_of_the_start_counts_until_the_next_one(node: Nod
     assert len(nvidia.specification()["devices"]) == 4
 
 
-async def test_an_answer_changes_with_the_configuration(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_an_answer_changes_with_the_configuration(node: Node, nvidia: Nvidia) -> None:
     file = node.folder / "config.yaml"
     file.write_text("flags: {plugin: {deviceIDStrategy: index}}")
     await ready(node, nvidia, "--config-file", str(file))

@@ -45,6 +45,11 @@ async def cluster_of(node: Node, *, reports: bool = True) -> AsyncGenerator[Clus
         yield cluster
 
 
+@pytest.fixture
+def cluster(node: Node) -> contextlib.AbstractAsyncContextManager[Cluster]:
+    return cluster_of(node)
+
+
 def condition(cluster: Cluster) -> str:
     """Return the condition's status and reason; '' if there is none."""
     found = cluster.server.objects[AT]["status"].get("conditions", [])
@@ -85,43 +90,40 @@ async def test_thousands_of_devices_are_counted_as_kubernetes_spells_them(node: 
         await condition_is(cluster, "True Ready")
 
 
-async def test_a_restart_of_kubelet_or_gateway_takes_no_readiness_away(node: Node) -> None:
-    async with cluster_of(node) as cluster:
-        cluster.gateway("--node-condition")
-        await condition_is(cluster, "True Ready")
-        written = len(cluster.server.asked("PATCH"))
-        await cluster.start_kubelet()
-        await node.pass_time(30)
-        node.gateways[-1].kill()
-        cluster.gateway("--node-condition")
-        await node.pass_time(30)
-        assert condition(cluster) == "True Ready"
-        assert len(cluster.server.asked("PATCH")) == written
+async def test_a_restart_of_kubelet_or_gateway_takes_no_readiness_away(node: Node, cluster: Cluster) -> None:
+    cluster.gateway("--node-condition")
+    await condition_is(cluster, "True Ready")
+    written = len(cluster.server.asked("PATCH"))
+    await cluster.start_kubelet()
+    await node.pass_time(30)
+    node.gateways[-1].kill()
+    cluster.gateway("--node-condition")
+    await node.pass_time(30)
+    assert condition(cluster) == "True Ready"
+    assert len(cluster.server.asked("PATCH")) == written
 
 
-async def test_the_condition_says_why(node: Node) -> None:
-    async with cluster_of(node) as cluster:
-        cluster.gateway("--node-condition")
-        await condition_is(cluster, "True Ready")
-        simulate(node, A, B)
-        await condition_is(cluster, "False NoHealthyDevices")
-        simulate(node, A)
-        await condition_is(cluster, "True Ready")
-        node.kill_kubelet()
-        await condition_is(cluster, "False NotRegistered")
+async def test_the_condition_says_why(node: Node, cluster: Cluster) -> None:
+    cluster.gateway("--node-condition")
+    await condition_is(cluster, "True Ready")
+    simulate(node, A, B)
+    await condition_is(cluster, "False NoHealthyDevices")
+    simulate(node, A)
+    await condition_is(cluster, "True Ready")
+    node.kill_kubelet()
+    await condition_is(cluster, "False NotRegistered")
 
 
-async def test_a_node_whose_kubelet_gives_fewer_than_are_healthy_is_not_ready(node: Node) -> None:
-    async with cluster_of(node) as cluster:
-        one = cluster.gateway("--node-condition")
-        await condition_is(cluster, "True Ready")
-        node.fault(reads_no_lists=True)
-        await one.order("cordon", id=B, reason="smells")
-        await node.pass_time(20)
-        await one.order("uncordon", id=B)  # The kubelet never hears of it.
-        await condition_is(cluster, "False NotVerified", 400)
-        node.fault()
-        await condition_is(cluster, "True Ready", 400)
+async def test_a_node_whose_kubelet_gives_fewer_than_are_healthy_is_not_ready(node: Node, cluster: Cluster) -> None:
+    one = cluster.gateway("--node-condition")
+    await condition_is(cluster, "True Ready")
+    node.fault(reads_no_lists=True)
+    await one.order("cordon", id=B, reason="smells")
+    await node.pass_time(20)
+    await one.order("uncordon", id=B)  # The kubelet never hears of it.
+    await condition_is(cluster, "False NotVerified", 400)
+    node.fault()
+    await condition_is(cluster, "True Ready", 400)
 
 
 async def test_why_a_node_is_not_ready_is_said_at_once(node: Node) -> None:
@@ -178,77 +180,75 @@ def events(cluster: Cluster) -> list[str]:
     return [f"{one['reason']} {one['message'].split()[1]}" for one in found]
 
 
-async def test_events_tell_once_what_becomes_of_a_gpu(node: Node) -> None:
-    async with cluster_of(node) as cluster:
-        one = cluster.gateway("--node-events")
-        await node.allocatable_is(2)
-        await node.pass_time(5)
-        for _ in range(3):
-            simulate(node, A)
-            await node.allocatable_is(1)
-            await node.pass_time(5)
-            simulate(node)
-            await node.allocatable_is(2)
-            await node.pass_time(5)
-        assert events(cluster) == [f"GPUUnhealthy {A}", f"GPURecovered {A}"]
-        assert [found["type"] for path, found in cluster.server.objects.items() if "/events/" in path] == [
-            "Warning",
-            "Normal",
-        ]
-        await one.order("cordon", id=B, reason="smells")
-        await node.pass_time(5)
-        one.kill()
-        cluster.gateway("--node-events")
-        await node.pass_time(20)
-        assert events(cluster)[2:] == [f"GPUCordoned {B}"]
-        await node.pass_time(300)
+async def test_events_tell_once_what_becomes_of_a_gpu(node: Node, cluster: Cluster) -> None:
+    one = cluster.gateway("--node-events")
+    await node.allocatable_is(2)
+    await node.pass_time(5)
+    for _ in range(3):
         simulate(node, A)
-        await node.until(lambda: len(events(cluster)) == 4, "the same of the same GPU later")
-
-
-async def test_a_gpu_that_comes_ill_is_told_and_one_that_is_shared_since_is_not_told_again(node: Node) -> None:
-    async with cluster_of(node) as cluster:
-        cluster.gateway("--node-events", *configure(node, {"version": "v1"}))
-        await node.allocatable_is(2)
-        gpus = [{"uuid": one} for one in (A, B, "GPU-c")]
-        node.simulate({GPU: {"gpus": gpus, "unhealthy": {"GPU-c": "fell off the bus"}}})
-        await node.until(lambda: events(cluster) == ["GPUUnhealthy GPU-c"], "what became of the new one")
-        await node.pass_time(400)
-        configure(node, sliced({"name": "gpu", "replicas": 2}))
-        await node.allocatable_is(4)
-        await node.pass_time(20)
-        assert events(cluster) == ["GPUUnhealthy GPU-c"]
-
-
-async def test_that_the_kubelets_records_differ_is_told_once(node: Node) -> None:
-    async with cluster_of(node) as cluster:
-        one = cluster.gateway("--node-events")
-        await node.allocatable_is(2)
-        node.fault(reads_no_lists=True)
-        await one.order("cordon", id=A, reason="smells")
         await node.allocatable_is(1)
-        await node.pass_time(20)
-        await one.order("uncordon", id=A)
-        await node.pass_time(400)
-        simulate(node, B)
-        await node.pass_time(400)
-        found = [one for path, one in cluster.server.objects.items() if path.startswith(EVENTS)]
-        told = [one["message"] for one in found if one["reason"] == "GPURecordsDiffer"]
-        assert len(told) == len(set(told)) == 2  # Another time for what differs otherwise.
+        await node.pass_time(5)
+        simulate(node)
+        await node.allocatable_is(2)
+        await node.pass_time(5)
+    assert events(cluster) == [f"GPUUnhealthy {A}", f"GPURecovered {A}"]
+    assert [found["type"] for path, found in cluster.server.objects.items() if "/events/" in path] == [
+        "Warning",
+        "Normal",
+    ]
+    await one.order("cordon", id=B, reason="smells")
+    await node.pass_time(5)
+    one.kill()
+    cluster.gateway("--node-events")
+    await node.pass_time(20)
+    assert events(cluster)[2:] == [f"GPUCordoned {B}"]
+    await node.pass_time(300)
+    simulate(node, A)
+    await node.until(lambda: len(events(cluster)) == 4, "the same of the same GPU later")
 
 
-async def test_many_events_at_once_are_told_in_part_and_that_is_said(node: Node) -> None:
-    async with cluster_of(node) as cluster:
-        one = cluster.gateway("--node-events")
-        uuids = [f"GPU-{number}" for number in range(16)]
-        many = {"gpus": [{"uuid": uuid} for uuid in uuids]}
-        node.simulate({GPU: many})
-        await node.allocatable_is(16)
-        node.simulate({GPU: many | {"unhealthy": dict.fromkeys(uuids, "no power")}})
-        await node.allocatable_is(0)
-        await node.pass_time(20)
-        assert one.said("too many events: some were left out", events=6)
-        assert len(events(cluster)) == 10
+async def test_a_gpu_that_comes_ill_is_told_and_one_that_is_shared_since_is_not_told_again(
+    node: Node, cluster: Cluster
+) -> None:
+    cluster.gateway("--node-events", *configure(node, {"version": "v1"}))
+    await node.allocatable_is(2)
+    gpus = [{"uuid": one} for one in (A, B, "GPU-c")]
+    node.simulate({GPU: {"gpus": gpus, "unhealthy": {"GPU-c": "fell off the bus"}}})
+    await node.until(lambda: events(cluster) == ["GPUUnhealthy GPU-c"], "what became of the new one")
+    await node.pass_time(400)
+    configure(node, sliced({"name": "gpu", "replicas": 2}))
+    await node.allocatable_is(4)
+    await node.pass_time(20)
+    assert events(cluster) == ["GPUUnhealthy GPU-c"]
+
+
+async def test_that_the_kubelets_records_differ_is_told_once(node: Node, cluster: Cluster) -> None:
+    one = cluster.gateway("--node-events")
+    await node.allocatable_is(2)
+    node.fault(reads_no_lists=True)
+    await one.order("cordon", id=A, reason="smells")
+    await node.allocatable_is(1)
+    await node.pass_time(20)
+    await one.order("uncordon", id=A)
+    await node.pass_time(400)
+    simulate(node, B)
+    await node.pass_time(400)
+    found = [one for path, one in cluster.server.objects.items() if path.startswith(EVENTS)]
+    told = [one["message"] for one in found if one["reason"] == "GPURecordsDiffer"]
+    assert len(told) == len(set(told)) == 2  # Another time for what differs otherwise.
+
+
+async def test_many_events_at_once_are_told_in_part_and_that_is_said(node: Node, cluster: Cluster) -> None:
+    one = cluster.gateway("--node-events")
+    uuids = [f"GPU-{number}" for number in range(16)]
+    many = {"gpus": [{"uuid": uuid} for uuid in uuids]}
+    node.simulate({GPU: many})
+    await node.allocatable_is(16)
+    node.simulate({GPU: many | {"unhealthy": dict.fromkeys(uuids, "no power")}})
+    await node.allocatable_is(0)
+    await node.pass_time(20)
+    assert one.said("too many events: some were left out", events=6)
+    assert len(events(cluster)) == 10
 
 
 async def refuse(answer: Answer, _: Request) -> None:
@@ -256,63 +256,60 @@ async def refuse(answer: Answer, _: Request) -> None:
     await answer.no(422, "Invalid")
 
 
-async def test_what_the_api_server_does_not_take_holds_up_nothing_else(node: Node) -> None:
-    async with cluster_of(node) as cluster:
-        one = cluster.gateway("--node-events", "--node-condition")
-        await condition_is(cluster, "True Ready")
-        cluster.server.faults.append(refuse)
-        await one.order("cordon", id=B, reason="smells")
-        await node.pass_time(5)
-        await one.order("uncordon", id=B)
-        await node.until(lambda: events(cluster) == [f"GPUUncordoned {B}"], "the next event")
-        cluster.server.forbidden = EVENTS
-        await one.order("cordon", id=A, reason="smells")
-        simulate(node, A, B)
-        await condition_is(cluster, "False NoHealthyDevices")
-        await cluster.server.stop()
-        simulate(node)
-        await node.pass_time(60)
-        cluster.server.forbidden = ""
-        await cluster.server.start()
-        await condition_is(cluster, "True Ready", 40)
-        await node.until(lambda: f"GPUUnhealthy {B}" in events(cluster), "what happened meanwhile")
+async def test_what_the_api_server_does_not_take_holds_up_nothing_else(node: Node, cluster: Cluster) -> None:
+    one = cluster.gateway("--node-events", "--node-condition")
+    await condition_is(cluster, "True Ready")
+    cluster.server.faults.append(refuse)
+    await one.order("cordon", id=B, reason="smells")
+    await node.pass_time(5)
+    await one.order("uncordon", id=B)
+    await node.until(lambda: events(cluster) == [f"GPUUncordoned {B}"], "the next event")
+    cluster.server.forbidden = EVENTS
+    await one.order("cordon", id=A, reason="smells")
+    simulate(node, A, B)
+    await condition_is(cluster, "False NoHealthyDevices")
+    await cluster.server.stop()
+    simulate(node)
+    await node.pass_time(60)
+    cluster.server.forbidden = ""
+    await cluster.server.start()
+    await condition_is(cluster, "True Ready", 40)
+    await node.until(lambda: f"GPUUnhealthy {B}" in events(cluster), "what happened meanwhile")
 
 
-async def test_what_only_a_source_complains_of_takes_no_readiness_away(node: Node) -> None:
-    async with cluster_of(node) as cluster:
-        cluster.gateway("--node-condition")
-        await condition_is(cluster, "True Ready")
-        right = node.profile.read_text()
-        node.profile.write_text("{")
-        await node.pass_time(60)
-        assert condition(cluster) == "True Ready"
-        node.gateways[-1].kill()
-        cluster.gateway("--node-condition")  # This one sees nothing at all.
-        await condition_is(cluster, "False DevicesUnknown")
-        node.profile.write_text(right)
-        await condition_is(cluster, "True Ready")
+async def test_what_only_a_source_complains_of_takes_no_readiness_away(node: Node, cluster: Cluster) -> None:
+    cluster.gateway("--node-condition")
+    await condition_is(cluster, "True Ready")
+    right = node.profile.read_text()
+    node.profile.write_text("{")
+    await node.pass_time(60)
+    assert condition(cluster) == "True Ready"
+    node.gateways[-1].kill()
+    cluster.gateway("--node-condition")  # This one sees nothing at all.
+    await condition_is(cluster, "False DevicesUnknown")
+    node.profile.write_text(right)
+    await condition_is(cluster, "True Ready")
 
 
-async def test_a_gateway_that_stands_by_leaves_the_node_to_the_other(node: Node) -> None:
-    async with cluster_of(node) as cluster:
-        options = ("--node-condition", "--node-events", "--startup-taint", TAINT)
-        cluster.gateway(*options)
-        await condition_is(cluster, "True Ready")
-        cluster.gateway(*options)
-        await node.pass_time(20)
-        serving, *_ = [each for each in node.gateways if (await each.status())["resources"][0]["phase"] == "serving"]
-        written = len(cluster.server.asked("PATCH"))
-        await node.pass_time(60)
-        assert len(cluster.server.asked("PATCH")) == written
-        simulate(node, A)
-        await node.allocatable_is(1)
-        await node.pass_time(20)
-        assert events(cluster) == [f"GPUUnhealthy {A}"]
-        serving.kill()
-        await node.allocatable_is(1)
-        await node.pass_time(30)
-        assert events(cluster) == [f"GPUUnhealthy {A}"]  # What happened before it served is no news.
-        assert condition(cluster) == "True Ready"
+async def test_a_gateway_that_stands_by_leaves_the_node_to_the_other(node: Node, cluster: Cluster) -> None:
+    options = ("--node-condition", "--node-events", "--startup-taint", TAINT)
+    cluster.gateway(*options)
+    await condition_is(cluster, "True Ready")
+    cluster.gateway(*options)
+    await node.pass_time(20)
+    serving, *_ = [each for each in node.gateways if (await each.status())["resources"][0]["phase"] == "serving"]
+    written = len(cluster.server.asked("PATCH"))
+    await node.pass_time(60)
+    assert len(cluster.server.asked("PATCH")) == written
+    simulate(node, A)
+    await node.allocatable_is(1)
+    await node.pass_time(20)
+    assert events(cluster) == [f"GPUUnhealthy {A}"]
+    serving.kill()
+    await node.allocatable_is(1)
+    await node.pass_time(30)
+    assert events(cluster) == [f"GPUUnhealthy {A}"]  # What happened before it served is no news.
+    assert condition(cluster) == "True Ready"
 
 
 async def test_a_condition_of_before_untaints_no_node_that_is_not_whole(node: Node) -> None:
@@ -327,12 +324,11 @@ async def test_a_condition_of_before_untaints_no_node_that_is_not_whole(node: No
         assert cluster.server.objects[AT]["spec"]["taints"] == taints
 
 
-async def test_without_a_feature_that_needs_it_the_api_server_is_not_asked(node: Node) -> None:
-    async with cluster_of(node) as cluster:
-        cluster.gateway()
-        await node.allocatable_is(2)
-        await node.pass_time(60)
-        assert not cluster.server.requests
+async def test_without_a_feature_that_needs_it_the_api_server_is_not_asked(node: Node, cluster: Cluster) -> None:
+    cluster.gateway()
+    await node.allocatable_is(2)
+    await node.pass_time(60)
+    assert not cluster.server.requests
 
 
 # -- the label that chooses the configuration -------------------------------------------------------------------------
@@ -355,38 +351,36 @@ def choices(node: Node, *names: str) -> list[str]:
     return ["--config-file-srcdir", str(folder)]
 
 
-async def test_the_nodes_label_chooses_the_configuration(node: Node) -> None:
-    async with cluster_of(node) as cluster:
-        options = choices(node, "two", "three")
-        choose(cluster, "two")
-        cluster.gateway(*options)
-        await node.allocatable_is(6)
-        choose(cluster, "three")
-        await node.allocatable_is(10)
-        choose(cluster, "fourth")  # There is no such file yet.
-        await node.pass_time(60)
-        assert node.allocatable() == 10
-        choices(node, "fourth")
-        await node.allocatable_is(12)
+async def test_the_nodes_label_chooses_the_configuration(node: Node, cluster: Cluster) -> None:
+    options = choices(node, "two", "three")
+    choose(cluster, "two")
+    cluster.gateway(*options)
+    await node.allocatable_is(6)
+    choose(cluster, "three")
+    await node.allocatable_is(10)
+    choose(cluster, "fourth")  # There is no such file yet.
+    await node.pass_time(60)
+    assert node.allocatable() == 10
+    choices(node, "fourth")
+    await node.allocatable_is(12)
 
 
-async def test_without_the_api_server_the_label_of_before_counts(node: Node) -> None:
-    async with cluster_of(node) as cluster:
-        options = choices(node, "two", "three")
-        choose(cluster, "three")
-        one = cluster.gateway(*options, "--default-config", "two")
-        await node.allocatable_is(10)
-        await cluster.server.stop()
-        await one.terminate()
-        two = cluster.gateway(*options, "--default-config", "two")
-        await node.until(lambda: two.said("registered"), "its registration")
-        await node.pass_time(60)
-        assert node.allocatable() == 10
-        await two.terminate()
-        choose(cluster, None)
-        await cluster.server.start()
-        cluster.gateway(*options, "--default-config", "two")
-        await node.allocatable_is(6)
+async def test_without_the_api_server_the_label_of_before_counts(node: Node, cluster: Cluster) -> None:
+    options = choices(node, "two", "three")
+    choose(cluster, "three")
+    one = cluster.gateway(*options, "--default-config", "two")
+    await node.allocatable_is(10)
+    await cluster.server.stop()
+    await one.terminate()
+    two = cluster.gateway(*options, "--default-config", "two")
+    await node.until(lambda: two.said("registered"), "its registration")
+    await node.pass_time(60)
+    assert node.allocatable() == 10
+    await two.terminate()
+    choose(cluster, None)
+    await cluster.server.start()
+    cluster.gateway(*options, "--default-config", "two")
+    await node.allocatable_is(6)
 
 
 # -- an API server that is not well -----------------------------------------------------------------------------------
@@ -609,19 +603,18 @@ async def test_a_node_that_is_deleted_and_made_again_is_followed(node: Node) -> 
         await node.allocatable_is(6)
 
 
-async def test_a_kubeconfig_that_is_none_is_told_and_never_quoted(node: Node) -> None:
-    async with cluster_of(node) as cluster:
-        right = cluster.kubeconfig.read_text()
-        for text in ("users: [{user: {token: s3cret}]\n", "\ttoken: s3cret", "s3cret", "x" * 1024**2 + "s3cret", ""):
-            cluster.kubeconfig.write_text(text)
-            one = cluster.gateway("--node-condition")
-            await node.until(partial(one.said, "the API server can't be asked"), "what is wrong")
-            assert str(cluster.kubeconfig) in str(one.said("the API server can't be asked"))
-            assert "s3cret" not in str(one.process.log)
-            await one.terminate()
-        cluster.kubeconfig.write_text(right)
-        cluster.gateway("--node-condition")
-        await condition_is(cluster, "True Ready")
+async def test_a_kubeconfig_that_is_none_is_told_and_never_quoted(node: Node, cluster: Cluster) -> None:
+    right = cluster.kubeconfig.read_text()
+    for text in ("users: [{user: {token: s3cret}]\n", "\ttoken: s3cret", "s3cret", "x" * 1024**2 + "s3cret", ""):
+        cluster.kubeconfig.write_text(text)
+        one = cluster.gateway("--node-condition")
+        await node.until(partial(one.said, "the API server can't be asked"), "what is wrong")
+        assert str(cluster.kubeconfig) in str(one.said("the API server can't be asked"))
+        assert "s3cret" not in str(one.process.log)
+        await one.terminate()
+    cluster.kubeconfig.write_text(right)
+    cluster.gateway("--node-condition")
+    await condition_is(cluster, "True Ready")
 
 
 async def under_a_path(answer: Answer, request: Request, cluster: Cluster) -> None:
@@ -633,30 +626,29 @@ async def under_a_path(answer: Answer, request: Request, cluster: Cluster) -> No
     await cluster.server.answer(answer, request)
 
 
-async def test_a_kubeconfig_may_have_a_certificate_a_name_and_a_path(node: Node) -> None:
-    async with cluster_of(node) as cluster:
-        await cluster.server.stop()
-        clients = cluster.server.clients = trustme.CA()
-        cluster.server.tokens = {""}
-        await cluster.server.start("kubernetes")
-        cluster.server.always = partial(under_a_path, cluster=cluster)
-        mine = clients.issue_cert("client.example")
-        chain = b"".join(one.bytes() for one in mine.cert_chain_pems)
-        config = json.loads(cluster.kubeconfig.read_text())
-        config["clusters"][0]["cluster"] |= {
-            "server": f"https://127.0.0.1:{cluster.server.port}/k8s/",
-            "tls-server-name": "kubernetes",
-        }
-        config["users"][0]["user"] = {
-            "client-certificate-data": base64.b64encode(chain).decode(),
-            "client-key-data": base64.b64encode(mine.private_key_pem.bytes()).decode(),
-        }
-        config["clusters"].insert(0, {"name": "another", "cluster": {"server": "http://nowhere"}})
-        cluster.kubeconfig.write_text(json.dumps(config))
-        cluster.gateway(*choices(node, "xx", "xxx"), "--default-config=xx")
-        await node.allocatable_is(4)
-        await followed(node, cluster, 3)
-        assert not any("authorization" in one.headers for one in cluster.server.requests)
+async def test_a_kubeconfig_may_have_a_certificate_a_name_and_a_path(node: Node, cluster: Cluster) -> None:
+    await cluster.server.stop()
+    clients = cluster.server.clients = trustme.CA()
+    cluster.server.tokens = {""}
+    await cluster.server.start("kubernetes")
+    cluster.server.always = partial(under_a_path, cluster=cluster)
+    mine = clients.issue_cert("client.example")
+    chain = b"".join(one.bytes() for one in mine.cert_chain_pems)
+    config = json.loads(cluster.kubeconfig.read_text())
+    config["clusters"][0]["cluster"] |= {
+        "server": f"https://127.0.0.1:{cluster.server.port}/k8s/",
+        "tls-server-name": "kubernetes",
+    }
+    config["users"][0]["user"] = {
+        "client-certificate-data": base64.b64encode(chain).decode(),
+        "client-key-data": base64.b64encode(mine.private_key_pem.bytes()).decode(),
+    }
+    config["clusters"].insert(0, {"name": "another", "cluster": {"server": "http://nowhere"}})
+    cluster.kubeconfig.write_text(json.dumps(config))
+    cluster.gateway(*choices(node, "xx", "xxx"), "--default-config=xx")
+    await node.allocatable_is(4)
+    await followed(node, cluster, 3)
+    assert not any("authorization" in one.headers for one in cluster.server.requests)
 
 
 @pytest.mark.parametrize(
@@ -674,92 +666,89 @@ async def test_a_kubeconfig_may_have_a_certificate_a_name_and_a_path(node: Node)
     ],
 )
 async def test_a_kubeconfig_that_cannot_be_used_is_told_and_never_quoted(
-    node: Node, cluster_says: dict[str, Any], user_says: dict[str, Any], words: str
+    node: Node, cluster: Cluster, cluster_says: dict[str, Any], user_says: dict[str, Any], words: str
 ) -> None:
-    async with cluster_of(node) as cluster:
-        right = cluster.kubeconfig.read_text()
-        (node.folder / "empty").touch()
-        config = json.loads(right)
-        config["clusters"][0]["cluster"] |= cluster_says
-        config["users"][0]["user"] |= user_says
-        cluster.kubeconfig.write_text(json.dumps(config))
-        one = cluster.gateway("--node-condition")
-        await node.allocatable_is(2)
-        await node.until(lambda: words in str(one.process.log), "what is wrong")
-        assert "s3cret" not in str(one.process.log)
-        if one.said("the API server can't be asked"):  # What a file beside it says is read with each request.
-            cluster.kubeconfig.write_text(right)
-        else:
-            await one.terminate()
-            cluster.kubeconfig.write_text(right)
-            cluster.gateway("--node-condition")
-        await condition_is(cluster, "True Ready")
+    right = cluster.kubeconfig.read_text()
+    (node.folder / "empty").touch()
+    config = json.loads(right)
+    config["clusters"][0]["cluster"] |= cluster_says
+    config["users"][0]["user"] |= user_says
+    cluster.kubeconfig.write_text(json.dumps(config))
+    one = cluster.gateway("--node-condition")
+    await node.allocatable_is(2)
+    await node.until(lambda: words in str(one.process.log), "what is wrong")
+    assert "s3cret" not in str(one.process.log)
+    if one.said("the API server can't be asked"):  # What a file beside it says is read with each request.
+        cluster.kubeconfig.write_text(right)
+    else:
+        await one.terminate()
+        cluster.kubeconfig.write_text(right)
+        cluster.gateway("--node-condition")
+    await condition_is(cluster, "True Ready")
 
 
-async def test_a_pod_asks_with_its_service_account(node: Node) -> None:
-    async with cluster_of(node) as cluster:
-        folder = node.folder / "account"
-        folder.mkdir()
-        environment = {"KUBERNETES_SERVICE_HOST": "127.0.0.1"}
-        clock.patches.setattr("gateway.kubernetes.access.in_cluster.__defaults__", (environment, folder))
-        one = node.gateway("--node-name", NAME, "--node-condition")
-        await node.until(lambda: "KUBERNETES_SERVICE_PORT" in str(one.process.log), "what is missing")
-        environment["KUBERNETES_SERVICE_PORT"] = str(cluster.server.port)
-        await node.until(lambda: "automountServiceAccountToken" in str(one.process.log), "what is missing")
-        (folder / "ca.crt").write_bytes(cluster.server.authority.cert_pem.bytes())
-        (folder / "token").write_bytes(TOKEN + b"\n")
-        await condition_is(cluster, "True Ready")
+async def test_a_pod_asks_with_its_service_account(node: Node, cluster: Cluster) -> None:
+    folder = node.folder / "account"
+    folder.mkdir()
+    environment = {"KUBERNETES_SERVICE_HOST": "127.0.0.1"}
+    clock.patches.setattr("gateway.kubernetes.access.in_cluster.__defaults__", (environment, folder))
+    one = node.gateway("--node-name", NAME, "--node-condition")
+    await node.until(lambda: "KUBERNETES_SERVICE_PORT" in str(one.process.log), "what is missing")
+    environment["KUBERNETES_SERVICE_PORT"] = str(cluster.server.port)
+    await node.until(lambda: "automountServiceAccountToken" in str(one.process.log), "what is missing")
+    (folder / "ca.crt").write_bytes(cluster.server.authority.cert_pem.bytes())
+    (folder / "token").write_bytes(TOKEN + b"\n")
+    await condition_is(cluster, "True Ready")
 
 
-async def test_a_renewed_token_and_ca_are_used_from_then_on(node: Node) -> None:
-    async with cluster_of(node) as cluster:
-        options = choices(node, "xx", "xxx", "xxxx")
-        choose(cluster, "xx")
-        ca, token = node.folder / "ca.crt", node.folder / "token"
-        ca.write_bytes(cluster.server.authority.cert_pem.bytes())
-        token.write_text("token-1")
-        config = json.loads(cluster.kubeconfig.read_text())
-        config["clusters"][0]["cluster"] = {
-            "server": f"https://127.0.0.1:{cluster.server.port}",
-            "certificate-authority": "ca.crt",
-        }
-        config["users"][0]["user"] = {"tokenFile": "token"}
-        cluster.kubeconfig.write_text(json.dumps(config))
-        cluster.gateway(*options)
-        await node.allocatable_is(4)
-        token.write_text("token-2")
-        cluster.server.tokens = {"token-2"}
-        await gone(cluster)
-        await followed(node, cluster, 3)
-        await cluster.server.stop()
-        cluster.server.authority = trustme.CA()
-        await cluster.server.start()
-        await node.pass_time(10)
-        ca.write_bytes(cluster.server.authority.cert_pem.bytes())
-        await followed(node, cluster, 4)
+async def test_a_renewed_token_and_ca_are_used_from_then_on(node: Node, cluster: Cluster) -> None:
+    options = choices(node, "xx", "xxx", "xxxx")
+    choose(cluster, "xx")
+    ca, token = node.folder / "ca.crt", node.folder / "token"
+    ca.write_bytes(cluster.server.authority.cert_pem.bytes())
+    token.write_text("token-1")
+    config = json.loads(cluster.kubeconfig.read_text())
+    config["clusters"][0]["cluster"] = {
+        "server": f"https://127.0.0.1:{cluster.server.port}",
+        "certificate-authority": "ca.crt",
+    }
+    config["users"][0]["user"] = {"tokenFile": "token"}
+    cluster.kubeconfig.write_text(json.dumps(config))
+    cluster.gateway(*options)
+    await node.allocatable_is(4)
+    token.write_text("token-2")
+    cluster.server.tokens = {"token-2"}
+    await gone(cluster)
+    await followed(node, cluster, 3)
+    await cluster.server.stop()
+    cluster.server.authority = trustme.CA()
+    await cluster.server.start()
+    await node.pass_time(10)
+    ca.write_bytes(cluster.server.authority.cert_pem.bytes())
+    await followed(node, cluster, 4)
 
 
 @pytest.mark.parametrize(("option", "component"), [("--node-condition", "api-server"), ("--dra=on", "dra")])
-async def test_who_lacks_rights_hears_which_component_has_them(node: Node, option: str, component: str) -> None:
-    async with cluster_of(node) as cluster:
+async def test_who_lacks_rights_hears_which_component_has_them(
+    node: Node, cluster: Cluster, option: str, component: str
+) -> None:
 
-        async def forbid(answer: Answer, request: Request) -> None:
-            if component == "dra" and "resourceslices" not in request.path:
-                await cluster.server.answer(answer, request)
-            else:
-                await answer.no(403, "Forbidden")
+    async def forbid(answer: Answer, request: Request) -> None:
+        if component == "dra" and "resourceslices" not in request.path:
+            await cluster.server.answer(answer, request)
+        else:
+            await answer.no(403, "Forbidden")
 
-        cluster.server.always = forbid
-        one = cluster.gateway(option)
-        await node.until(lambda: "deploy/kustomize/components/" in str(one.process.log), "the advice")
-        assert f"deploy/kustomize/components/{component}" in str(one.process.log)
+    cluster.server.always = forbid
+    one = cluster.gateway(option)
+    await node.until(lambda: "deploy/kustomize/components/" in str(one.process.log), "the advice")
+    assert f"deploy/kustomize/components/{component}" in str(one.process.log)
 
 
-async def test_who_may_not_ask_says_so_and_serves(node: Node) -> None:
-    async with cluster_of(node) as cluster:
-        cluster.server.tokens = set()
-        cluster.gateway("--node-condition", "--startup-taint", TAINT, "--node-events")
-        await node.allocatable_is(2)
-        await node.pass_time(120)
-        await node.admit("pod")
-        assert len(cluster.server.requests) < 30, "it asks too often"
+async def test_who_may_not_ask_says_so_and_serves(node: Node, cluster: Cluster) -> None:
+    cluster.server.tokens = set()
+    cluster.gateway("--node-condition", "--startup-taint", TAINT, "--node-events")
+    await node.allocatable_is(2)
+    await node.pass_time(120)
+    await node.admit("pod")
+    assert len(cluster.server.requests) < 30, "it asks too often"

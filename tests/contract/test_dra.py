@@ -38,74 +38,71 @@ async def test_a_claim_gets_the_gpu_that_it_was_allocated(node: Node, version: s
         assert node.capacity() == 0  # By name there is none.
 
 
-async def test_what_was_prepared_or_unprepared_survives_a_kill_at_that_moment(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        await started(cluster)
-        held = cluster.claim("held")
-        got = await cluster.prepare(held)
-        node.gateways[-1].kill()
-        cluster.gateway("--dra", "only")
-        await cluster.connected()
-        late = cluster.allocate("late", held.device)  # The API server deallocated the first claim by force.
-        with pytest.raises(KubeletError, match="default/held"):
-            await cluster.prepare(late)
+async def test_what_was_prepared_or_unprepared_survives_a_kill_at_that_moment(node: Node, cluster: Cluster) -> None:
+    await started(cluster)
+    held = cluster.claim("held")
+    got = await cluster.prepare(held)
+    node.gateways[-1].kill()
+    cluster.gateway("--dra", "only")
+    await cluster.connected()
+    late = cluster.allocate("late", held.device)  # The API server deallocated the first claim by force.
+    with pytest.raises(KubeletError, match="default/held"):
+        await cluster.prepare(late)
+    assert await cluster.prepare(held) == got
+    await cluster.unprepare(held)
+    node.gateways[-1].kill()
+    cluster.gateway("--dra", "only")
+    await cluster.connected()
+    assert (await cluster.prepare(late)).gpus == got.gpus
+
+
+async def test_without_the_api_server_a_prepared_claim_gets_the_same_again_and_a_new_one_waits(
+    node: Node, cluster: Cluster
+) -> None:
+    await started(cluster)
+    held, new = cluster.claim("held", "gpu-0"), cluster.claim("new", "gpu-1")
+    got = await cluster.prepare(held)
+    await cluster.server.stop()
+    waiting = asyncio.create_task(cluster.prepare(new))
+    assert await cluster.prepare(held) == got
+    await node.pass_time(15)
+    assert not waiting.done()
+    await cluster.server.start()
+    assert (await waiting).gpus == {B}
+
+
+async def test_an_api_server_that_hangs_holds_up_no_prepared_claim(cluster: Cluster) -> None:
+    await started(cluster)
+    held, new = cluster.claim("held", "gpu-0"), cluster.claim("new", "gpu-1")
+    got = await cluster.prepare(held)
+    cluster.hang()
+    async with asyncio.timeout(2):
         assert await cluster.prepare(held) == got
-        await cluster.unprepare(held)
-        node.gateways[-1].kill()
-        cluster.gateway("--dra", "only")
-        await cluster.connected()
-        assert (await cluster.prepare(late)).gpus == got.gpus
+    with pytest.raises(KubeletError, match="claim default/new"):
+        await cluster.prepare(new)
+    cluster.heal()
+    assert (await cluster.prepared(new)).gpus == {B}
 
 
-async def test_without_the_api_server_a_prepared_claim_gets_the_same_again_and_a_new_one_waits(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        await started(cluster)
-        held, new = cluster.claim("held", "gpu-0"), cluster.claim("new", "gpu-1")
-        got = await cluster.prepare(held)
-        await cluster.server.stop()
-        waiting = asyncio.create_task(cluster.prepare(new))
-        assert await cluster.prepare(held) == got
-        await node.pass_time(15)
-        assert not waiting.done()
-        await cluster.server.start()
-        assert (await waiting).gpus == {B}
+async def test_a_claim_that_was_allocated_again_keeps_what_it_had_until_it_is_unprepared(cluster: Cluster) -> None:
+    await started(cluster)
+    one = cluster.claim("one", "gpu-0")
+    await cluster.prepare(one)
+    cluster.allocate("one", "gpu-1")
+    assert (await cluster.prepare(one)).gpus == {B}
+    other = cluster.allocate("other", "gpu-0")
+    with pytest.raises(KubeletError, match="default/one"):
+        await cluster.prepare(other)
+    await cluster.unprepare(one)
+    assert (await cluster.prepare(other)).gpus == {A}
 
 
-async def test_an_api_server_that_hangs_holds_up_no_prepared_claim(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        await started(cluster)
-        held, new = cluster.claim("held", "gpu-0"), cluster.claim("new", "gpu-1")
-        got = await cluster.prepare(held)
-        cluster.hang()
-        async with asyncio.timeout(2):
-            assert await cluster.prepare(held) == got
-        with pytest.raises(KubeletError, match="claim default/new"):
-            await cluster.prepare(new)
-        cluster.heal()
-        assert (await cluster.prepared(new)).gpus == {B}
-
-
-async def test_a_claim_that_was_allocated_again_keeps_what_it_had_until_it_is_unprepared(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        await started(cluster)
-        one = cluster.claim("one", "gpu-0")
-        await cluster.prepare(one)
-        cluster.allocate("one", "gpu-1")
-        assert (await cluster.prepare(one)).gpus == {B}
-        other = cluster.allocate("other", "gpu-0")
-        with pytest.raises(KubeletError, match="default/one"):
-            await cluster.prepare(other)
-        await cluster.unprepare(one)
-        assert (await cluster.prepare(other)).gpus == {A}
-
-
-async def test_a_claim_that_was_allocated_more_gets_that_beside_what_it_has(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        await started(cluster)
-        one = cluster.claim("one", "gpu-0")
-        await cluster.prepare(one)
-        cluster.allocate("one", "gpu-0", "gpu-1")
-        assert (await cluster.prepare(one)).gpus == {A, B}
+async def test_a_claim_that_was_allocated_more_gets_that_beside_what_it_has(cluster: Cluster) -> None:
+    await started(cluster)
+    one = cluster.claim("one", "gpu-0")
+    await cluster.prepare(one)
+    cluster.allocate("one", "gpu-0", "gpu-1")
+    assert (await cluster.prepare(one)).gpus == {A, B}
 
 
 async def test_a_replica_is_one_claim_s_and_the_next_replica_may_be_another_s(node: Node) -> None:
@@ -128,86 +125,85 @@ async def test_a_replica_is_one_claim_s_and_the_next_replica_may_be_another_s(no
 
 async def test_a_claim_that_is_gone_is_forgotten_at_the_second_look_and_never_while_the_kubelet_is_away(
     node: Node,
+    cluster: Cluster,
 ) -> None:
-    async with Cluster(node) as cluster:
-        await started(cluster)
-        held = cluster.claim("held", "gpu-0")
-        await cluster.prepare(held)
-        kept = cluster.server.objects[held.path]
+    await started(cluster)
+    held = cluster.claim("held", "gpu-0")
+    await cluster.prepare(held)
+    kept = cluster.server.objects[held.path]
 
-        async def late_is_refused() -> None:
-            await cluster.connected()
-            late = cluster.allocate("late", "gpu-0")
-            with pytest.raises(KubeletError, match="default/held"):
-                await cluster.prepare(late)
-            cluster.forget(late)
+    async def late_is_refused() -> None:
+        await cluster.connected()
+        late = cluster.allocate("late", "gpu-0")
+        with pytest.raises(KubeletError, match="default/held"):
+            await cluster.prepare(late)
+        cluster.forget(late)
 
-        cluster.forget(held)
-        await node.pass_time(350)  # One look finds it missing.
-        cluster.server.put(held.path, **kept)
-        await node.pass_time(700)
-        await late_is_refused()
-        node.kill_kubelet()
-        cluster.forget(held)
-        await node.pass_time(2000)
-        await cluster.start_kubelet()
-        await late_is_refused()
-        await node.pass_time(1000)
-        node.claims.clear()
-        await cluster.prepare(cluster.allocate("late", "gpu-0"))
+    cluster.forget(held)
+    await node.pass_time(350)  # One look finds it missing.
+    cluster.server.put(held.path, **kept)
+    await node.pass_time(700)
+    await late_is_refused()
+    node.kill_kubelet()
+    cluster.forget(held)
+    await node.pass_time(2000)
+    await cluster.start_kubelet()
+    await late_is_refused()
+    await node.pass_time(1000)
+    node.claims.clear()
+    await cluster.prepare(cluster.allocate("late", "gpu-0"))
 
 
 @pytest.mark.parametrize("meanwhile", ["the kubelet starts again", "the API server has another version"])
-async def test_no_claim_is_forgotten_by_looks_that_say_nothing_of_its_pod(node: Node, meanwhile: str) -> None:
-    async with Cluster(node) as cluster:
-        await started(cluster)
-        held = cluster.claim("held", "gpu-0")
-        await cluster.prepare(held)
-        if meanwhile == "the kubelet starts again":
-            cluster.forget(held)
-            await node.pass_time(320)  # One look finds it missing.
-            await cluster.start_kubelet()
-            await node.pass_time(600)
-        else:
-            cluster.server.removed = f"{cluster.api}/"
-            await node.pass_time(1000)
-            cluster.server.removed = ""
-        await cluster.connected()
-        with pytest.raises(KubeletError, match="default/held"):
-            await cluster.prepare(cluster.allocate("late", "gpu-0"))
+async def test_no_claim_is_forgotten_by_looks_that_say_nothing_of_its_pod(
+    node: Node, cluster: Cluster, meanwhile: str
+) -> None:
+    await started(cluster)
+    held = cluster.claim("held", "gpu-0")
+    await cluster.prepare(held)
+    if meanwhile == "the kubelet starts again":
+        cluster.forget(held)
+        await node.pass_time(320)  # One look finds it missing.
+        await cluster.start_kubelet()
+        await node.pass_time(600)
+    else:
+        cluster.server.removed = f"{cluster.api}/"
+        await node.pass_time(1000)
+        cluster.server.removed = ""
+    await cluster.connected()
+    with pytest.raises(KubeletError, match="default/held"):
+        await cluster.prepare(cluster.allocate("late", "gpu-0"))
 
 
-async def test_a_claim_waits_for_what_is_in_use_and_gets_it_at_once_then(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        await started(cluster)
-        held = cluster.claim("held", "gpu-0")
-        await cluster.prepare(held)
-        waiting = asyncio.create_task(cluster.prepare(cluster.allocate("late", "gpu-0")))
-        await node.pass_time(20)
-        assert not waiting.done()
-        await cluster.unprepare(held)
-        async with asyncio.timeout(1):
-            assert (await waiting).gpus == {A}
+async def test_a_claim_waits_for_what_is_in_use_and_gets_it_at_once_then(node: Node, cluster: Cluster) -> None:
+    await started(cluster)
+    held = cluster.claim("held", "gpu-0")
+    await cluster.prepare(held)
+    waiting = asyncio.create_task(cluster.prepare(cluster.allocate("late", "gpu-0")))
+    await node.pass_time(20)
+    assert not waiting.done()
+    await cluster.unprepare(held)
+    async with asyncio.timeout(1):
+        assert (await waiting).gpus == {A}
 
 
-async def test_what_cannot_be_is_refused(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        await started(cluster)
-        before = cluster.claim("one", "gpu-0")
-        cluster.forget(before)
-        now = cluster.claim("one", "gpu-0")
-        with pytest.raises(KubeletError, match="was replaced by another one"):
-            await cluster.prepare(before)
-        cluster.server.change(now.path, lambda claim: claim["status"].pop("allocation"))
-        with pytest.raises(KubeletError, match="is not allocated any more"):
-            await cluster.prepare(now)
-        cluster.forget(now)
-        with pytest.raises(KubeletError, match="has no claim"):
-            await cluster.prepare(now)
-        elsewhere = cluster.allocate("elsewhere", "gpu-0", pool="n2")
-        with pytest.raises(KubeletError, match="n2"):
-            await cluster.prepare(elsewhere)
-        assert (await cluster.prepare(cluster.claim("good", "gpu-0"))).gpus == {A}
+async def test_what_cannot_be_is_refused(cluster: Cluster) -> None:
+    await started(cluster)
+    before = cluster.claim("one", "gpu-0")
+    cluster.forget(before)
+    now = cluster.claim("one", "gpu-0")
+    with pytest.raises(KubeletError, match="was replaced by another one"):
+        await cluster.prepare(before)
+    cluster.server.change(now.path, lambda claim: claim["status"].pop("allocation"))
+    with pytest.raises(KubeletError, match="is not allocated any more"):
+        await cluster.prepare(now)
+    cluster.forget(now)
+    with pytest.raises(KubeletError, match="has no claim"):
+        await cluster.prepare(now)
+    elsewhere = cluster.allocate("elsewhere", "gpu-0", pool="n2")
+    with pytest.raises(KubeletError, match="n2"):
+        await cluster.prepare(elsewhere)
+    assert (await cluster.prepare(cluster.claim("good", "gpu-0"))).gpus == {A}
 
 
 @pytest.mark.parametrize("version", ["1.32", "1.34", "1.36"])
@@ -230,35 +226,33 @@ async def test_an_unhealthy_gpu_is_offered_to_nobody_and_its_claim_keeps_it(node
         await cluster.published_is(gpu_0=[], gpu_1=[])
 
 
-async def test_the_kubelet_hears_of_health_at_once(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        await started(cluster)
-        health = cluster.dra.health()
-        assert await anext(health) == {"gpu-0": True, "gpu-1": True}
-        simulate(node, unhealthy=B)
-        async with asyncio.timeout(5):
-            assert await anext(health) == {"gpu-0": True, "gpu-1": False}
-        await node.gateways[-1].order("cordon", id=A, reason="smells")
-        async with asyncio.timeout(5):
-            assert await anext(health) == {"gpu-0": True, "gpu-1": False}
-        await cluster.published_is(gpu_0=["cordoned"], gpu_1=["unhealthy"])
+async def test_the_kubelet_hears_of_health_at_once(node: Node, cluster: Cluster) -> None:
+    await started(cluster)
+    health = cluster.dra.health()
+    assert await anext(health) == {"gpu-0": True, "gpu-1": True}
+    simulate(node, unhealthy=B)
+    async with asyncio.timeout(5):
+        assert await anext(health) == {"gpu-0": True, "gpu-1": False}
+    await node.gateways[-1].order("cordon", id=A, reason="smells")
+    async with asyncio.timeout(5):
+        assert await anext(health) == {"gpu-0": True, "gpu-1": False}
+    await cluster.published_is(gpu_0=["cordoned"], gpu_1=["unhealthy"])
 
 
-async def test_a_cordoned_gpu_is_offered_to_nobody_new_until_it_is_uncordoned(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        await started(cluster)
-        held = cluster.claim("held", "gpu-0")
-        got = await cluster.prepare(held)
-        await node.gateways[-1].order("cordon", id=A, reason="smells")
-        await cluster.published_is(gpu_0=["cordoned"], gpu_1=[])
-        assert await cluster.prepare(held) == got
-        (path,) = (one for one in cluster.server.objects if "/resourceslices/" in one and NVIDIA in one)
-        since = {"timeAdded": "2026-01-01T00:00:00Z"}  # The API server notes it.
-        cluster.server.change(path, lambda one: one["spec"]["devices"][0]["taints"][0].update(since))
-        await node.pass_time(20)
-        assert cluster.slices()["gpu-0"]["taints"][0].get("timeAdded")
-        await node.gateways[-1].order("uncordon", id=A)
-        await cluster.published_is(gpu_0=[], gpu_1=[])
+async def test_a_cordoned_gpu_is_offered_to_nobody_new_until_it_is_uncordoned(node: Node, cluster: Cluster) -> None:
+    await started(cluster)
+    held = cluster.claim("held", "gpu-0")
+    got = await cluster.prepare(held)
+    await node.gateways[-1].order("cordon", id=A, reason="smells")
+    await cluster.published_is(gpu_0=["cordoned"], gpu_1=[])
+    assert await cluster.prepare(held) == got
+    (path,) = (one for one in cluster.server.objects if "/resourceslices/" in one and NVIDIA in one)
+    since = {"timeAdded": "2026-01-01T00:00:00Z"}  # The API server notes it.
+    cluster.server.change(path, lambda one: one["spec"]["devices"][0]["taints"][0].update(since))
+    await node.pass_time(20)
+    assert cluster.slices()["gpu-0"]["taints"][0].get("timeAdded")
+    await node.gateways[-1].order("uncordon", id=A)
+    await cluster.published_is(gpu_0=[], gpu_1=[])
 
 
 async def test_specifications_of_claims_are_there_as_long_as_the_claims(node: Node) -> None:
@@ -324,16 +318,15 @@ async def test_a_call_under_way_is_answered_when_another_gateway_takes_over(node
         assert await node.gateways[0].terminate() == 0
 
 
-async def test_at_the_end_a_call_under_way_is_answered(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        await started(cluster)
-        cluster.hang()
-        waiting = asyncio.create_task(cluster.prepare(cluster.claim("one", "gpu-0")))
-        await node.pass_time(1)
-        node.gateways[0].process.terminate()
-        await node.pass_time(1)
-        cluster.heal()
-        assert (await waiting).gpus == {A}
+async def test_at_the_end_a_call_under_way_is_answered(node: Node, cluster: Cluster) -> None:
+    await started(cluster)
+    cluster.hang()
+    waiting = asyncio.create_task(cluster.prepare(cluster.claim("one", "gpu-0")))
+    await node.pass_time(1)
+    node.gateways[0].process.terminate()
+    await node.pass_time(1)
+    cluster.heal()
+    assert (await waiting).gpus == {A}
 
 
 async def test_sockets_of_dead_gateways_go(node: Node) -> None:
@@ -363,25 +356,26 @@ async def test_a_kubelet_that_takes_one_instance_gets_one(node: Node) -> None:
         await cluster.published_is(gpu_0=[], gpu_1=[])
 
 
-async def test_a_name_that_another_process_has_is_left_to_it_until_it_was_away_for_a_minute(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        simulate(node)
-        other = await other_driver(node)
-        await cluster.start_kubelet()
-        cluster.gateway("--dra", "only")
-        await node.pass_time(30)
-        assert not cluster.published()
-        assert len(cluster.dra.drivers) == 1
-        other.kill()
-        await node.pass_time(40)
-        assert not cluster.published()
-        assert not cluster.dra.is_connected
-        other = await other_driver(node)  # It was updated.
-        await node.pass_time(90)
-        assert not cluster.published()
-        other.kill()
-        await cluster.published_is(90, gpu_0=[], gpu_1=[])
-        assert (await cluster.prepared(cluster.claim("one", "gpu-0"))).gpus == {A}
+async def test_a_name_that_another_process_has_is_left_to_it_until_it_was_away_for_a_minute(
+    node: Node, cluster: Cluster
+) -> None:
+    simulate(node)
+    other = await other_driver(node)
+    await cluster.start_kubelet()
+    cluster.gateway("--dra", "only")
+    await node.pass_time(30)
+    assert not cluster.published()
+    assert len(cluster.dra.drivers) == 1
+    other.kill()
+    await node.pass_time(40)
+    assert not cluster.published()
+    assert not cluster.dra.is_connected
+    other = await other_driver(node)  # It was updated.
+    await node.pass_time(90)
+    assert not cluster.published()
+    other.kill()
+    await cluster.published_is(90, gpu_0=[], gpu_1=[])
+    assert (await cluster.prepared(cluster.claim("one", "gpu-0"))).gpus == {A}
 
 
 @pytest.mark.parametrize("version", ["1.33", "1.37"])
@@ -404,19 +398,20 @@ async def test_a_restart_of_the_kubelet_brings_the_slices_back_and_changes_no_cl
 @pytest.mark.parametrize(
     ("reason", "told"), [("no such plugin here", "no such plugin here"), (" ", "refused, without a reason")]
 )
-async def test_nothing_is_offered_while_the_kubelet_takes_no_driver(node: Node, reason: str, told: str) -> None:
-    async with Cluster(node) as cluster:
-        simulate(node)
-        (await cluster.start_kubelet()).refuses = reason
-        one = cluster.gateway("--dra", "only")
-        await node.pass_time(30)
-        assert cluster.published() == {}
-        assert not await one.is_ready()
-        [driver] = (await one.status())["drivers"]
-        assert (driver["registered"], driver["trouble"]) == (False, told)
-        cluster.dra.refuses = ""
-        await cluster.published_is(gpu_0=[], gpu_1=[])
-        assert await one.is_ready()
+async def test_nothing_is_offered_while_the_kubelet_takes_no_driver(
+    node: Node, cluster: Cluster, reason: str, told: str
+) -> None:
+    simulate(node)
+    (await cluster.start_kubelet()).refuses = reason
+    one = cluster.gateway("--dra", "only")
+    await node.pass_time(30)
+    assert cluster.published() == {}
+    assert not await one.is_ready()
+    [driver] = (await one.status())["drivers"]
+    assert (driver["registered"], driver["trouble"]) == (False, told)
+    cluster.dra.refuses = ""
+    await cluster.published_is(gpu_0=[], gpu_1=[])
+    assert await one.is_ready()
 
 
 @pytest.mark.parametrize(("before", "after"), [("1.32", "v1"), ("1.34", "v1beta2")])
@@ -450,127 +445,122 @@ async def test_a_pool_is_in_slices_that_the_api_server_takes(node: Node) -> None
         await node.until(lambda: len(cluster.sizes()) == 1, "one slice")
 
 
-async def test_the_kubelet_is_asked_seldom_what_its_pods_have_by_name(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        await started(cluster)
-        await cluster.prepare(cluster.claim("one"))
-        await node.pass_time(30)
-        wire.calls.clear()
-        await node.pass_time(300)
-        assert wire.calls.total() < 60, dict(wire.calls)
+async def test_the_kubelet_is_asked_seldom_what_its_pods_have_by_name(node: Node, cluster: Cluster) -> None:
+    await started(cluster)
+    await cluster.prepare(cluster.claim("one"))
+    await node.pass_time(30)
+    wire.calls.clear()
+    await node.pass_time(300)
+    assert wire.calls.total() < 60, dict(wire.calls)
 
 
-async def test_without_dra_a_claims_gpu_is_given_to_nobody(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        await started(cluster)
-        await cluster.prepare(cluster.claim("held", "gpu-0"))
-        node.gateways[-1].kill()
-        cluster.gateway("--dra", "off")
-        await node.allocatable_is(1)
-        await node.admit("pod")
-        await node.refused("next")
+async def test_without_dra_a_claims_gpu_is_given_to_nobody(node: Node, cluster: Cluster) -> None:
+    await started(cluster)
+    await cluster.prepare(cluster.claim("held", "gpu-0"))
+    node.gateways[-1].kill()
+    cluster.gateway("--dra", "off")
+    await node.allocatable_is(1)
+    await node.admit("pod")
+    await node.refused("next")
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed", ""])
-async def test_what_a_pod_has_by_name_is_offered_when_it_ended(node: Node, phase: str) -> None:
-    async with Cluster(node) as cluster:
-        one, _ = await held_by_name(cluster)
-        cluster.pod("pod", phase="Running", startTime="2026-01-01T00:00:00Z")
-        assert await one.terminate() == 0
-        cluster.gateway("--dra", "only")
-        await node.until(lambda: len(cluster.published()) == 1, "one GPU to be offered")
-        await node.pass_time(30)
-        await cluster.prepare(cluster.claim("claim"))
-        with pytest.raises(UnschedulableError):
-            cluster.claim("other")
-        node.remove("pod")
-        if phase:
-            cluster.pod("pod", phase=phase)
-        else:
-            cluster.server.remove("/api/v1/namespaces/default/pods/pod")
-        await node.until(lambda: len(cluster.published()) == 2, "both GPUs to be offered", 5)
-        await cluster.prepare(cluster.claim("other"))
+async def test_what_a_pod_has_by_name_is_offered_when_it_ended(node: Node, cluster: Cluster, phase: str) -> None:
+    one, _ = await held_by_name(cluster)
+    cluster.pod("pod", phase="Running", startTime="2026-01-01T00:00:00Z")
+    assert await one.terminate() == 0
+    cluster.gateway("--dra", "only")
+    await node.until(lambda: len(cluster.published()) == 1, "one GPU to be offered")
+    await node.pass_time(30)
+    await cluster.prepare(cluster.claim("claim"))
+    with pytest.raises(UnschedulableError):
+        cluster.claim("other")
+    node.remove("pod")
+    if phase:
+        cluster.pod("pod", phase=phase)
+    else:
+        cluster.server.remove("/api/v1/namespaces/default/pods/pod")
+    await node.until(lambda: len(cluster.published()) == 2, "both GPUs to be offered", 5)
+    await cluster.prepare(cluster.claim("other"))
 
 
-async def test_what_a_pod_had_by_name_and_the_kubelet_forgot_is_offered_to_nobody(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        one, held = await held_by_name(cluster)
-        await node.pass_time(10)
-        node.kill_kubelet()
-        node.forget_checkpoint()
-        await cluster.start_kubelet()
-        node.forgotten |= {"pod"}
-        await node.allocatable_is(2)
-        await node.pass_time(30)
-        assert await one.terminate() == 0
-        cluster.gateway("--dra", "only")
-        await node.pass_time(60)
-        assert len(cluster.published()) == 1
-        assert held not in (await cluster.prepare(cluster.claim("claim"))).gpus
+async def test_what_a_pod_had_by_name_and_the_kubelet_forgot_is_offered_to_nobody(node: Node, cluster: Cluster) -> None:
+    one, held = await held_by_name(cluster)
+    await node.pass_time(10)
+    node.kill_kubelet()
+    node.forget_checkpoint()
+    await cluster.start_kubelet()
+    node.forgotten |= {"pod"}
+    await node.allocatable_is(2)
+    await node.pass_time(30)
+    assert await one.terminate() == 0
+    cluster.gateway("--dra", "only")
+    await node.pass_time(60)
+    assert len(cluster.published()) == 1
+    assert held not in (await cluster.prepare(cluster.claim("claim"))).gpus
 
 
-async def test_what_a_static_pod_has_is_not_offered_while_its_mirror_runs(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        one, _ = await held_by_name(cluster)
-        mirror = "/api/v1/namespaces/default/pods/pod"
-        cluster.pod("pod", phase="Running", startTime="2026-01-01T00:00:00Z")
-        about = {"uid": "mirror", "annotations": {"kubernetes.io/config.hash": "pod"}}
-        cluster.server.change(mirror, lambda pod: pod["metadata"].update(about))
-        assert await one.terminate() == 0
-        node.remove("pod")  # From now on only the checkpoint names it.
-        cluster.gateway("--dra", "only")
-        await node.until(lambda: len(cluster.published()) == 1, "one GPU to be offered")
-        await node.pass_time(60)
-        assert len(cluster.published()) == 1
-        cluster.server.remove(mirror)
-        await node.until(lambda: len(cluster.published()) == 2, "both GPUs to be offered", 30)
+async def test_what_a_static_pod_has_is_not_offered_while_its_mirror_runs(node: Node, cluster: Cluster) -> None:
+    one, _ = await held_by_name(cluster)
+    mirror = "/api/v1/namespaces/default/pods/pod"
+    cluster.pod("pod", phase="Running", startTime="2026-01-01T00:00:00Z")
+    about = {"uid": "mirror", "annotations": {"kubernetes.io/config.hash": "pod"}}
+    cluster.server.change(mirror, lambda pod: pod["metadata"].update(about))
+    assert await one.terminate() == 0
+    node.remove("pod")  # From now on only the checkpoint names it.
+    cluster.gateway("--dra", "only")
+    await node.until(lambda: len(cluster.published()) == 1, "one GPU to be offered")
+    await node.pass_time(60)
+    assert len(cluster.published()) == 1
+    cluster.server.remove(mirror)
+    await node.until(lambda: len(cluster.published()) == 2, "both GPUs to be offered", 30)
 
 
-async def test_an_order_to_a_gateway_that_stands_by_is_carried_out_by_the_one_that_leads(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        older = await started(cluster)
-        newer = cluster.gateway("--dra", "only")
-        await node.until(lambda: newer.said("leader", stage="leading"), "the newer one to lead")
-        await older.order("cordon", id=A, reason="smells")
-        await cluster.published_is(gpu_0=["cordoned"], gpu_1=[])
-        assert await older.is_ready()
+async def test_an_order_to_a_gateway_that_stands_by_is_carried_out_by_the_one_that_leads(
+    node: Node, cluster: Cluster
+) -> None:
+    older = await started(cluster)
+    newer = cluster.gateway("--dra", "only")
+    await node.until(lambda: newer.said("leader", stage="leading"), "the newer one to lead")
+    await older.order("cordon", id=A, reason="smells")
+    await cluster.published_is(gpu_0=["cordoned"], gpu_1=[])
+    assert await older.is_ready()
 
 
-async def test_a_gateway_that_takes_over_prepares_claims_at_once(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        await started(cluster)
-        newer = cluster.gateway("--dra", "only")
-        await node.until(lambda: newer.said("leader", stage="leading"), "the newer one to lead")
-        async with asyncio.timeout(0.5):
-            assert (await cluster.prepare(cluster.allocate("one", "gpu-0"))).gpus == {A}
+async def test_a_gateway_that_takes_over_prepares_claims_at_once(node: Node, cluster: Cluster) -> None:
+    await started(cluster)
+    newer = cluster.gateway("--dra", "only")
+    await node.until(lambda: newer.said("leader", stage="leading"), "the newer one to lead")
+    async with asyncio.timeout(0.5):
+        assert (await cluster.prepare(cluster.allocate("one", "gpu-0"))).gpus == {A}
 
 
 @pytest.mark.parametrize("dra", ["on", "only"])
-async def test_a_gateway_that_can_write_nothing_down_waits_is_not_ready_and_says_why(node: Node, dra: str) -> None:
-    async with Cluster(node) as cluster:
-        simulate(node)
-        await cluster.start_kubelet()
-        node.disk.fails = errno.EROFS
-        one = cluster.gateway("--dra", dra)
-        await node.pass_time(60)
-        code, words = await one.get("probes", "/readyz")
-        assert (code, os.strerror(errno.EROFS) in words) == (503, True)
-        assert not node.allocatable()
-        node.disk.fails = 0
-        await node.eventually(one.is_ready, "that it is ready", 30)
+async def test_a_gateway_that_can_write_nothing_down_waits_is_not_ready_and_says_why(
+    node: Node, cluster: Cluster, dra: str
+) -> None:
+    simulate(node)
+    await cluster.start_kubelet()
+    node.disk.fails = errno.EROFS
+    one = cluster.gateway("--dra", dra)
+    await node.pass_time(60)
+    code, words = await one.get("probes", "/readyz")
+    assert (code, os.strerror(errno.EROFS) in words) == (503, True)
+    assert not node.allocatable()
+    node.disk.fails = 0
+    await node.eventually(one.is_ready, "that it is ready", 30)
 
 
-async def test_what_another_device_plugin_offers_is_not_offered_by_dra(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        simulate(node)
-        await cluster.start_kubelet()
-        theirs = Process("plugin")
-        plugin = PlayedPlugin(folder=node.sockets, resource=GPU, devices=(Device(A), Device(B)))
-        await theirs.ask(plugin.start())
-        await node.allocatable_is(2)
-        one = cluster.gateway("--dra", "only")
-        await node.until(lambda: one.said("devices are not offered by DRA now"), "the reason")
-        await node.pass_time(20)
-        assert not cluster.published()
-        await theirs.ask(plugin.change(()))
-        await cluster.published_is(gpu_0=[], gpu_1=[])
+async def test_what_another_device_plugin_offers_is_not_offered_by_dra(node: Node, cluster: Cluster) -> None:
+    simulate(node)
+    await cluster.start_kubelet()
+    theirs = Process("plugin")
+    plugin = PlayedPlugin(folder=node.sockets, resource=GPU, devices=(Device(A), Device(B)))
+    await theirs.ask(plugin.start())
+    await node.allocatable_is(2)
+    one = cluster.gateway("--dra", "only")
+    await node.until(lambda: one.said("devices are not offered by DRA now"), "the reason")
+    await node.pass_time(20)
+    assert not cluster.published()
+    await theirs.ask(plugin.change(()))
+    await cluster.published_is(gpu_0=[], gpu_1=[])

@@ -35,8 +35,7 @@ async def told(one: Gateway) -> list[str]:
     return [labels["UUID"] for _, labels, _ in await samples(one, USED)]
 
 
-async def test_a_gpu_and_an_instance_have_dcgms_names_units_and_labels(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_gpu_and_an_instance_have_dcgms_names_units_and_labels(node: Node, nvidia: Nvidia) -> None:
     (part,) = nvidia.world.mig(3, "1g.10gb")
     nvidia.show()
     environment = {"NODE_NAME": "n1"}
@@ -77,14 +76,12 @@ async def test_a_gpu_and_an_instance_have_dcgms_names_units_and_labels(node: Nod
     assert BUSY not in {name for name, labels, _ in found if labels["UUID"] in {part.uuid, host.uuid}}
 
 
-async def test_without_the_flag_no_driver_is_asked_for_gauges(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_without_the_flag_no_driver_is_asked_for_gauges(node: Node, nvidia: Nvidia) -> None:
     one = await ready(node, nvidia)
     assert await samples(one) == []
 
 
-async def test_a_shared_gpu_has_a_row_for_each_container_that_has_it_now(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_shared_gpu_has_a_row_for_each_container_that_has_it_now(node: Node, nvidia: Nvidia) -> None:
     node.shared = (GPU,)
     sharing = {"timeSlicing": {"resources": [{"name": GPU, "replicas": 2}]}}
     (node.folder / "config.yaml").write_text(json.dumps({"version": "v1", "sharing": sharing}))
@@ -108,8 +105,7 @@ async def test_a_shared_gpu_has_a_row_for_each_container_that_has_it_now(node: N
     assert "first" not in {pod for _, pod in rows}
 
 
-async def test_what_a_gpu_does_not_tell_has_no_row_and_hides_nothing_else(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_what_a_gpu_does_not_tell_has_no_row_and_hides_nothing_else(node: Node, nvidia: Nvidia) -> None:
     nvidia.world.fails("nvmlDeviceGetPowerUsage", UNSUPPORTED, gpu=0)
     nvidia.world.fails("nvmlDeviceGetTemperature", UNKNOWN, gpu=1)
     one = await ready(node, nvidia, "--gpu-metrics")
@@ -119,8 +115,7 @@ async def test_what_a_gpu_does_not_tell_has_no_row_and_hides_nothing_else(node: 
     assert every - found == {(WATTS, "0"), (HOT, "1")}
 
 
-async def test_a_gpu_that_does_not_answer_is_not_asked_for_its_gauges(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_gpu_that_does_not_answer_is_not_asked_for_its_gauges(node: Node, nvidia: Nvidia) -> None:
     one = await ready(node, nvidia, "--gpu-metrics")
     nvidia.world.fails("nvmlDeviceGetUtilizationRates", 0, gpu=0, hangs=3600)
     nvidia.fails("nvmlDeviceGetMigMode", UNKNOWN, gpu=0)
@@ -128,8 +123,7 @@ async def test_a_gpu_that_does_not_answer_is_not_asked_for_its_gauges(node: Node
     assert await told(one) == nvidia.uuids[1:]
 
 
-async def test_a_driver_that_hangs_is_waited_for_by_nobody_and_told(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_driver_that_hangs_is_waited_for_by_nobody_and_told(node: Node, nvidia: Nvidia) -> None:
     one = await ready(node, nvidia, "--gpu-metrics")
     assert await told(one) == nvidia.uuids
     nvidia.fails("nvmlDeviceGetUtilizationRates", 0, gpu=2, hangs=3600)
@@ -153,8 +147,7 @@ async def test_a_driver_that_hangs_is_waited_for_by_nobody_and_told(node: Node) 
     assert one.said("GPU metrics are there again")
 
 
-async def test_all_who_ask_within_a_second_cost_one_question(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_all_who_ask_within_a_second_cost_one_question(node: Node, nvidia: Nvidia) -> None:
     one = await ready(node, nvidia, "--gpu-metrics")
     await node.pass_time(2)
     calls = nvidia.calls()
@@ -168,8 +161,7 @@ async def test_all_who_ask_within_a_second_cost_one_question(node: Node) -> None
     assert nvidia.calls() - calls <= each + 40  # A look may be among them.
 
 
-async def test_nothing_is_read_and_held_of_what_is_released(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_nothing_is_read_and_held_of_what_is_released(node: Node, nvidia: Nvidia) -> None:
     one = await ready(node, nvidia, "--gpu-metrics")
     await one.order("release", ids=[])
     await node.pass_time(70)

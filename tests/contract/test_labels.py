@@ -83,8 +83,7 @@ async def test_the_labels_say_nothing_of_gpus_that_are_left_out_and_keep_a_lost_
     await count_is(node, nvidia, 3)
 
 
-async def test_an_edit_of_the_file_removes_the_labels_and_brings_them_back(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_an_edit_of_the_file_removes_the_labels_and_brings_them_back(node: Node, nvidia: Nvidia) -> None:
     await node.start_kubelet()
     nvidia.gateway(*configure(node, {"gateway": {"nodeFeatures": True}}))
     await count_is(node, nvidia, 4)
@@ -122,8 +121,7 @@ async def test_an_update_without_the_setting_leaves_no_labels(node: Node) -> Non
     assert not nvidia.features.exists()
 
 
-async def test_labels_that_somebody_removed_or_that_could_not_be_written_come_later(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_labels_that_somebody_removed_or_that_could_not_be_written_come_later(node: Node, nvidia: Nvidia) -> None:
     folder = nvidia.features.parent
     folder.rmdir()
     await node.start_kubelet()

@@ -67,8 +67,7 @@ async def test_a_gpu_of_any_vendor_is_left_out_and_the_others_keep_their_numbers
         await one.terminate()
 
 
-async def test_what_is_left_out_does_not_count_for_the_mig_strategy(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_what_is_left_out_does_not_count_for_the_mig_strategy(node: Node, nvidia: Nvidia) -> None:
     for index in range(3):
         nvidia.world.mig(index, "3g.40gb", "3g.40gb")
     nvidia.world.gpus[3].name = DISPLAY
@@ -84,8 +83,7 @@ async def test_what_is_left_out_does_not_count_for_the_mig_strategy(node: Node) 
     await node.until(lambda: node.capacity() == 4, "their going", 900)
 
 
-async def test_a_gpu_that_is_left_out_is_told_once_with_all_its_partitions(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_gpu_that_is_left_out_is_told_once_with_all_its_partitions(node: Node, nvidia: Nvidia) -> None:
     for index, profiles in enumerate((("3g.40gb", "3g.40gb"), ("3g.40gb",), ("3g.40gb",))):
         nvidia.world.mig(index, *profiles)
     nvidia.show()
@@ -96,8 +94,7 @@ async def test_a_gpu_that_is_left_out_is_told_once_with_all_its_partitions(node:
     assert [(gpu["index"], gpu["excluded"]) for gpu in await unusable(one)] == [("0", True), ("1:0", True)]
 
 
-async def test_a_gpu_stays_left_out_while_its_product_cannot_be_read(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_gpu_stays_left_out_while_its_product_cannot_be_read(node: Node, nvidia: Nvidia) -> None:
     nvidia.world.gpus[3].name = DISPLAY
     nvidia.show()
     await node.start_kubelet()
@@ -141,8 +138,7 @@ async def test_a_gpu_that_is_left_out_later_goes_when_no_pod_has_it(node: Node, 
         await node.allocatable_is(3)
 
 
-async def test_a_gpu_that_cannot_be_used_and_is_left_out_is_no_trouble(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_gpu_that_cannot_be_used_and_is_left_out_is_no_trouble(node: Node, nvidia: Nvidia) -> None:
     nvidia.world.fails("nvmlDeviceGetHandleByIndex", UNKNOWN, 1)
     nvidia.show()
     await node.start_kubelet()
@@ -161,8 +157,9 @@ async def test_a_gpu_that_cannot_be_used_and_is_left_out_is_no_trouble(node: Nod
         (["--resource-naming-strategy=mixed"], "resource_naming_strategy has no effect"),
     ],
 )
-async def test_a_setting_that_does_nothing_here_is_told(node: Node, options: list[str], words: str) -> None:
-    nvidia = Nvidia(node)
+async def test_a_setting_that_does_nothing_here_is_told(
+    node: Node, nvidia: Nvidia, options: list[str], words: str
+) -> None:
     await node.start_kubelet()
     one = nvidia.gateway(*options)
     await node.until(lambda: node.allocatable() >= 3, "the GPUs")
@@ -190,9 +187,8 @@ async def test_a_setting_that_does_nothing_here_is_told(node: Node, options: lis
     ],
 )
 async def test_a_device_that_went_with_its_gpu_is_lost_if_it_would_be_offered_so_now(
-    node: Node, before: str, after: str, state: str | None
+    node: Node, nvidia: Nvidia, before: str, after: str, state: str | None
 ) -> None:
-    nvidia = Nvidia(node)
     if before == "mixed":
         for index in range(4):
             nvidia.world.mig(index, "3g.40gb", "3g.40gb")
@@ -223,9 +219,8 @@ async def test_a_device_that_went_with_its_gpu_is_lost_if_it_would_be_offered_so
     [("", False), ("its own GPU's", True), ("of a display", False)],
 )
 async def test_an_instance_of_before_the_restart_is_gone_only_if_all_gpus_can_be_looked_at(
-    node: Node, trouble: str, kept: bool
+    node: Node, nvidia: Nvidia, trouble: str, kept: bool
 ) -> None:
-    nvidia = Nvidia(node)
     nvidia.world.mig(0, "3g.40gb")
     nvidia.show()
     await node.start_kubelet()
@@ -247,8 +242,9 @@ async def test_an_instance_of_before_the_restart_is_gone_only_if_all_gpus_can_be
 
 @pytest.mark.parametrize("left", [3, 0])
 @pytest.mark.parametrize("beside", [False, True])
-async def test_gpus_that_went_while_no_gateway_ran_are_lost(node: Node, beside: bool, left: int) -> None:
-    nvidia = Nvidia(node)
+async def test_gpus_that_went_while_no_gateway_ran_are_lost(
+    node: Node, nvidia: Nvidia, beside: bool, left: int
+) -> None:
     rules = [{"resource": "vendor.com/null", "paths": ["/dev/null*"]}] if beside else []
     options = configure(node, {"gateway": {"devices": rules}})
     await node.start_kubelet()

@@ -46,9 +46,8 @@ async def ready(node: Node, nvidia: Nvidia, *options: str, count: int = 4, **env
     ],
 )
 async def test_an_error_makes_its_gpu_unhealthy_for_as_long_as_it_means(
-    node: Node, xid: int, at_once: int, later: int
+    node: Node, nvidia: Nvidia, xid: int, at_once: int, later: int
 ) -> None:
-    nvidia = Nvidia(node)
     one = await ready(node, nvidia)
     nvidia.event(2, xid)
     await node.pass_time(5)
@@ -74,9 +73,8 @@ async def test_an_error_makes_its_gpu_unhealthy_for_as_long_as_it_means(
     ],
 )
 async def test_an_operator_says_which_errors_count(
-    node: Node, disabled: str, enabled: str, xid: int, count: int
+    node: Node, nvidia: Nvidia, disabled: str, enabled: str, xid: int, count: int
 ) -> None:
-    nvidia = Nvidia(node)
     await ready(node, nvidia, DP_DISABLE_HEALTHCHECKS=disabled, DP_ENABLE_HEALTHCHECKS=enabled)
     nvidia.event(1, xid, type=nvml.XID if xid else 0x2)  # 0: a double bit ECC error
     await node.pass_time(10)
@@ -84,8 +82,9 @@ async def test_an_operator_says_which_errors_count(
 
 
 @pytest.mark.parametrize(("recovery", "count"), [("safe", 4), ("off", 3)])
-async def test_a_lost_gpu_comes_back_after_its_reset_if_it_may(node: Node, recovery: str, count: int) -> None:
-    nvidia = Nvidia(node)
+async def test_a_lost_gpu_comes_back_after_its_reset_if_it_may(
+    node: Node, nvidia: Nvidia, recovery: str, count: int
+) -> None:
     one = await ready(node, nvidia, "--health-recovery", recovery)
     nvidia.event(1, 79)
     nvidia.world.gpus[1].lost = True
@@ -99,8 +98,7 @@ async def test_a_lost_gpu_comes_back_after_its_reset_if_it_may(node: Node, recov
     assert node.allocatable() == count
 
 
-async def test_an_error_that_is_newer_than_the_reset_counts(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_an_error_that_is_newer_than_the_reset_counts(node: Node, nvidia: Nvidia) -> None:
     await ready(node, nvidia)
     nvidia.world.gpus[1].lost = True
     nvidia.show()
@@ -114,8 +112,7 @@ async def test_an_error_that_is_newer_than_the_reset_counts(node: Node) -> None:
     assert node.allocatable() == 3
 
 
-async def test_an_edit_says_from_then_on_whether_a_gpu_may_come_back(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_an_edit_says_from_then_on_whether_a_gpu_may_come_back(node: Node, nvidia: Nvidia) -> None:
     file = node.folder / "config.yaml"
     file.write_text("gateway: {healthRecovery: 'off'}")
     await ready(node, nvidia, "--config-file", str(file))
@@ -132,8 +129,9 @@ async def test_an_edit_says_from_then_on_whether_a_gpu_may_come_back(node: Node)
 
 
 @pytest.mark.parametrize("sign", ["recovery", "rows"])
-async def test_what_the_driver_wants_done_makes_a_gpu_unhealthy_until_it_is_done(node: Node, sign: str) -> None:
-    nvidia = Nvidia(node)
+async def test_what_the_driver_wants_done_makes_a_gpu_unhealthy_until_it_is_done(
+    node: Node, nvidia: Nvidia, sign: str
+) -> None:
     one = await ready(node, nvidia)
     gpu = nvidia.world.gpus[3]
     gpu.recovery, gpu.rows = (1, gpu.rows) if sign == "recovery" else (0, (0, 1, 0, 1))
@@ -149,8 +147,7 @@ async def test_what_the_driver_wants_done_makes_a_gpu_unhealthy_until_it_is_done
     await node.allocatable_is(4)
 
 
-async def test_a_driver_that_is_loaded_anew_ends_what_was_wrong_before(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_driver_that_is_loaded_anew_ends_what_was_wrong_before(node: Node, nvidia: Nvidia) -> None:
     one = await ready(node, nvidia)
     nvidia.event(0, 79)
     await node.allocatable_is(3)
@@ -160,8 +157,7 @@ async def test_a_driver_that_is_loaded_anew_ends_what_was_wrong_before(node: Nod
     await node.allocatable_is(4)
 
 
-async def test_a_released_gpu_is_let_go_of_and_the_operators_word_makes_it_well(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_released_gpu_is_let_go_of_and_the_operators_word_makes_it_well(node: Node, nvidia: Nvidia) -> None:
     nvidia.world.nodes, nvidia.world.at_once = nvidia.dev, 0
     (nvidia.proc / "self").symlink_to("/proc/self")
     nvidia.show()
@@ -180,8 +176,9 @@ async def test_a_released_gpu_is_let_go_of_and_the_operators_word_makes_it_well(
     await node.allocatable_is(4)
 
 
-async def test_a_gpu_that_is_plugged_in_is_offered_and_one_that_is_pulled_is_unhealthy(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_gpu_that_is_plugged_in_is_offered_and_one_that_is_pulled_is_unhealthy(
+    node: Node, nvidia: Nvidia
+) -> None:
     one = await ready(node, nvidia)
     given = await node.admit("pod")
     nvidia.world.gpus.append(nvml.gpu(4))
@@ -198,8 +195,7 @@ async def test_a_gpu_that_is_plugged_in_is_offered_and_one_that_is_pulled_is_unh
     assert given.devices[GPU][0] in await told(one)
 
 
-async def test_a_call_that_hangs_makes_its_gpu_unhealthy_and_nothing_else(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_call_that_hangs_makes_its_gpu_unhealthy_and_nothing_else(node: Node, nvidia: Nvidia) -> None:
     one = await ready(node, nvidia)
     nvidia.fails("nvmlDeviceGetRemappedRows", 0, gpu=1, hangs=3600)
     await node.pass_time(30)
@@ -214,8 +210,7 @@ async def test_a_call_that_hangs_makes_its_gpu_unhealthy_and_nothing_else(node: 
     assert await one.terminate() == 0
 
 
-async def test_waiting_for_errors_that_fails_begins_again(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_waiting_for_errors_that_fails_begins_again(node: Node, nvidia: Nvidia) -> None:
     await ready(node, nvidia)
     nvidia.fails("nvmlEventSetWait", UNKNOWN)
     await node.pass_time(10)
@@ -235,8 +230,9 @@ async def test_waiting_for_errors_that_fails_begins_again(node: Node) -> None:
         (UNKNOWN, "library-failed"),
     ],
 )
-async def test_a_first_failure_is_final_unless_the_operator_wants_to_wait(node: Node, code: int, cause: str) -> None:
-    nvidia = Nvidia(node)
+async def test_a_first_failure_is_final_unless_the_operator_wants_to_wait(
+    node: Node, nvidia: Nvidia, code: int, cause: str
+) -> None:
     nvidia.fails("nvmlInit", code)
     await node.start_kubelet()
     one = nvidia.gateway()
@@ -251,8 +247,7 @@ async def test_a_first_failure_is_final_unless_the_operator_wants_to_wait(node: 
     await node.allocatable_is(4)
 
 
-async def test_without_a_library_the_gateway_waits_for_it(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_without_a_library_the_gateway_waits_for_it(node: Node, nvidia: Nvidia) -> None:
     library = nvidia.driver / "usr/lib64/libnvidia-ml.so.1"
     library.rename(library.with_suffix(".away"))
     await node.start_kubelet()
@@ -268,8 +263,7 @@ async def test_without_a_library_the_gateway_waits_for_it(node: Node) -> None:
     await node.allocatable_is(4)
 
 
-async def test_a_driver_that_is_unloaded_takes_the_gpus_along_until_it_is_back(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_driver_that_is_unloaded_takes_the_gpus_along_until_it_is_back(node: Node, nvidia: Nvidia) -> None:
     await ready(node, nvidia)
     nvidia.world.gpus[0].lost = True
     nvidia.world.fails("nvmlInit", NOT_LOADED)
@@ -281,8 +275,9 @@ async def test_a_driver_that_is_unloaded_takes_the_gpus_along_until_it_is_back(n
     await node.allocatable_is(4)
 
 
-async def test_a_library_of_another_release_leaves_the_gpus_as_they_are_and_ends_the_gateway_later(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_library_of_another_release_leaves_the_gpus_as_they_are_and_ends_the_gateway_later(
+    node: Node, nvidia: Nvidia
+) -> None:
     one = await ready(node, nvidia)
     nvidia.world.gpus[0].lost = True
     nvidia.world.fails("nvmlInit", MISMATCH)
@@ -294,16 +289,14 @@ async def test_a_library_of_another_release_leaves_the_gpus_as_they_are_and_ends
     assert one.process.ended.result() == 75
 
 
-async def test_a_display_is_no_gpu_for_pods(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_display_is_no_gpu_for_pods(node: Node, nvidia: Nvidia) -> None:
     nvidia.world.gpus[3].name = "NVIDIA DGX Display"
     nvidia.show()
     one = await ready(node, nvidia, count=3)
     assert "display" in (await told(one))[nvidia.uuids[3]]
 
 
-async def test_a_gpu_that_only_the_kernel_has_is_named(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_gpu_that_only_the_kernel_has_is_named(node: Node, nvidia: Nvidia) -> None:
     hidden, excluded = nvidia.world.gpus.pop(), nvidia.world.gpus.pop()
     nvidia.show()
     for gpu, words in ((hidden, ""), (excluded, "GPU Excluded:\t Yes\n")):
@@ -317,8 +310,7 @@ async def test_a_gpu_that_only_the_kernel_has_is_named(node: Node) -> None:
 # MIG.
 
 
-async def test_gpus_without_mig_are_offered_and_what_may_not_be_asked_is_no_trouble(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_gpus_without_mig_are_offered_and_what_may_not_be_asked_is_no_trouble(node: Node, nvidia: Nvidia) -> None:
     for gpu in nvidia.world.gpus:
         gpu.profiles = {}
     nvidia.fails("nvmlDeviceGetRemappedRows", DENIED)
@@ -335,8 +327,7 @@ def partitioned(nvidia: Nvidia, *profiles: str) -> list[str]:
     return [one.uuid for gpu in nvidia.world.gpus for one in gpu.instances]
 
 
-async def test_with_mig_single_the_instances_stand_in_for_gpus(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_with_mig_single_the_instances_stand_in_for_gpus(node: Node, nvidia: Nvidia) -> None:
     instances = partitioned(nvidia, "3g.40gb", "3g.40gb")
     one = await ready(node, nvidia, "--mig-strategy", "single", count=8)
     given = await node.admit("pod")
@@ -350,8 +341,7 @@ async def test_with_mig_single_the_instances_stand_in_for_gpus(node: Node) -> No
 
 
 @pytest.mark.parametrize("unlike", ["profiles", "whole", "empty"])
-async def test_mig_single_wants_all_gpus_alike(node: Node, unlike: str) -> None:
-    nvidia = Nvidia(node)
+async def test_mig_single_wants_all_gpus_alike(node: Node, nvidia: Nvidia, unlike: str) -> None:
     partitioned(nvidia, "3g.40gb", "3g.40gb")
     one = await ready(node, nvidia, "--mig-strategy", "single", count=8)
     if unlike == "profiles":
@@ -369,8 +359,9 @@ async def test_mig_single_wants_all_gpus_alike(node: Node, unlike: str) -> None:
     assert other.process.ended.result() == 1
 
 
-async def test_a_node_that_cannot_be_named_at_first_says_so_and_is_not_ready_until_it_can(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_node_that_cannot_be_named_at_first_says_so_and_is_not_ready_until_it_can(
+    node: Node, nvidia: Nvidia
+) -> None:
     partitioned(nvidia, "3g.40gb", "3g.40gb")
     nvidia.world.no_mig(3)
     nvidia.show()
@@ -396,8 +387,9 @@ async def test_a_node_that_cannot_be_named_at_first_says_so_and_is_not_ready_unt
     await node.allocatable_is(6)
 
 
-async def test_a_gpu_that_is_partitioned_while_the_node_cannot_be_named_is_given_to_nobody(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_gpu_that_is_partitioned_while_the_node_cannot_be_named_is_given_to_nobody(
+    node: Node, nvidia: Nvidia
+) -> None:
     one = await ready(node, nvidia, "--mig-strategy", "single")
     nvidia.world.mig(3, "3g.40gb")
     nvidia.show()
@@ -410,9 +402,8 @@ async def test_a_gpu_that_is_partitioned_while_the_node_cannot_be_named_is_given
 
 @pytest.mark.parametrize("beside", [False, True])
 async def test_what_was_offered_before_a_restart_stays_until_the_node_can_be_named_again(
-    node: Node, beside: bool
+    node: Node, nvidia: Nvidia, beside: bool
 ) -> None:
-    nvidia = Nvidia(node)
     partitioned(nvidia, "3g.40gb", "3g.40gb")
     rules = [{"resource": "vendor.com/null", "paths": ["/dev/null*"]}] if beside else []
     options = ("--mig-strategy", "single", *configure(node, {"version": "v1", "gateway": {"devices": rules}}))
@@ -439,8 +430,9 @@ async def _are_present(one: Gateway) -> bool:
 
 
 @pytest.mark.parametrize(("failing", "usable"), [(1, 3), (4, 0)])
-async def test_a_node_is_ready_if_one_of_its_gpus_can_be_used(node: Node, failing: int, usable: int) -> None:
-    nvidia = Nvidia(node)
+async def test_a_node_is_ready_if_one_of_its_gpus_can_be_used(
+    node: Node, nvidia: Nvidia, failing: int, usable: int
+) -> None:
     for index in range(failing):
         nvidia.world.fails("nvmlDeviceGetHandleByIndex", UNKNOWN, index)
     nvidia.show()
@@ -459,8 +451,7 @@ async def test_a_node_is_ready_if_one_of_its_gpus_can_be_used(node: Node, failin
     assert await one.is_ready() is bool(usable)
 
 
-async def test_gpus_none_of_which_can_be_used_any_more_end_no_gateway(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_gpus_none_of_which_can_be_used_any_more_end_no_gateway(node: Node, nvidia: Nvidia) -> None:
     one = await ready(node, nvidia, "--mig-strategy", "mixed", "--fail-on-init-error")
     for index in range(4):
         nvidia.world.mig(index)  # In MIG mode, and without an instance.
@@ -475,16 +466,14 @@ async def test_gpus_none_of_which_can_be_used_any_more_end_no_gateway(node: Node
     await node.allocatable_is(4)
 
 
-async def test_a_gpu_in_mig_mode_without_an_instance_is_named(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_gpu_in_mig_mode_without_an_instance_is_named(node: Node, nvidia: Nvidia) -> None:
     nvidia.world.mig(2)
     nvidia.show()
     one = await ready(node, nvidia, "--mig-strategy", "mixed", count=3)
     assert "no MIG instances" in (await told(one))[nvidia.uuids[2]]
 
 
-async def test_with_mig_mixed_each_profile_has_its_name_and_whole_gpus_theirs(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_with_mig_mixed_each_profile_has_its_name_and_whole_gpus_theirs(node: Node, nvidia: Nvidia) -> None:
     nvidia.world.mig(0, "1g.10gb", "1g.10gb+me", "2g.20gb")
     nvidia.world.mig(1, "1c.3g.40gb", "1c.3g.40gb")
     nvidia.world.mig(2, "7g.80gb")
@@ -497,8 +486,7 @@ async def test_with_mig_mixed_each_profile_has_its_name_and_whole_gpus_theirs(no
     assert given.answer.envs["NVIDIA_VISIBLE_DEVICES"] == "0:2"
 
 
-async def test_without_a_mig_strategy_a_partitioned_gpu_is_offered_whole(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_without_a_mig_strategy_a_partitioned_gpu_is_offered_whole(node: Node, nvidia: Nvidia) -> None:
     nvidia.world.mig(0, "3g.40gb", "3g.40gb")
     nvidia.show()
     one = await ready(node, nvidia)
@@ -510,8 +498,7 @@ async def test_without_a_mig_strategy_a_partitioned_gpu_is_offered_whole(node: N
     await node.allocatable_is(4)
 
 
-async def test_a_whole_gpu_has_the_worst_of_what_its_instances_have(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_whole_gpu_has_the_worst_of_what_its_instances_have(node: Node, nvidia: Nvidia) -> None:
     nvidia.world.mig(0, "3g.40gb", "3g.40gb")
     nvidia.show()
     one = await ready(node, nvidia)
@@ -523,8 +510,7 @@ async def test_a_whole_gpu_has_the_worst_of_what_its_instances_have(node: Node) 
     assert node.allocatable() == 3
 
 
-async def test_an_instance_that_no_container_could_use_is_not_given(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_an_instance_that_no_container_could_use_is_not_given(node: Node, nvidia: Nvidia) -> None:
     instances = partitioned(nvidia, "3g.40gb", "3g.40gb")
     table = nvidia.proc / "driver/nvidia-caps/mig-minors"
     gone = nvidia.world.gpus[0].instances[1]
@@ -540,8 +526,7 @@ async def test_an_instance_that_no_container_could_use_is_not_given(node: Node) 
         assert (await plugin.allocate(instances[0])).envs
 
 
-async def test_a_gpu_that_is_partitioned_anew_is_given_only_where_no_pod_has_it(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_gpu_that_is_partitioned_anew_is_given_only_where_no_pod_has_it(node: Node, nvidia: Nvidia) -> None:
     small, big = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
     for index in range(2):
         nvidia.world.mig(index, "3g.40gb", "3g.40gb")
@@ -564,8 +549,7 @@ async def test_a_gpu_that_is_partitioned_anew_is_given_only_where_no_pod_has_it(
     await node.allocatable_is(3, seconds=300)
 
 
-async def test_an_instance_that_goes_during_a_look_is_no_trouble_of_its_gpu(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_an_instance_that_goes_during_a_look_is_no_trouble_of_its_gpu(node: Node, nvidia: Nvidia) -> None:
     partitioned(nvidia, "3g.40gb", "3g.40gb")
     one = await ready(node, nvidia, "--mig-strategy", "single", count=8)
     nvidia.fails("nvmlDeviceGetGpuInstanceId", 2, gpu=0)
@@ -583,8 +567,9 @@ async def test_an_instance_that_goes_during_a_look_is_no_trouble_of_its_gpu(node
 
 
 @pytest.mark.parametrize(("whole", "hit"), [(True, 4), (False, 2)])
-async def test_an_error_of_a_gpu_instance_is_one_of_all_on_it(node: Node, whole: bool, hit: int) -> None:
-    nvidia = Nvidia(node)
+async def test_an_error_of_a_gpu_instance_is_one_of_all_on_it(
+    node: Node, nvidia: Nvidia, whole: bool, hit: int
+) -> None:
     one_each = partitioned(nvidia, "1c.3g.40gb", "1c.3g.40gb", "1c.4g.40gb", "1c.4g.40gb")[:4]
     await node.start_kubelet()
     one = nvidia.gateway("--mig-strategy", "mixed")
@@ -596,8 +581,7 @@ async def test_an_error_of_a_gpu_instance_is_one_of_all_on_it(node: Node, whole:
     assert set(await told(one)) == set(one_each[:hit])
 
 
-async def test_instances_of_before_the_restart_are_not_lost_but_gone(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_instances_of_before_the_restart_are_not_lost_but_gone(node: Node, nvidia: Nvidia) -> None:
     partitioned(nvidia, "3g.40gb", "3g.40gb")
     one = await ready(node, nvidia, "--mig-strategy", "single", count=8)
     given = await node.admit("pod")
@@ -615,8 +599,7 @@ async def test_instances_of_before_the_restart_are_not_lost_but_gone(node: Node)
 
 
 @pytest.mark.parametrize("down", [False, True])
-async def test_a_gpu_that_another_one_replaces_goes_when_no_pod_has_it(node: Node, down: bool) -> None:
-    nvidia = Nvidia(node)
+async def test_a_gpu_that_another_one_replaces_goes_when_no_pod_has_it(node: Node, nvidia: Nvidia, down: bool) -> None:
     one = await ready(node, nvidia)
     (held,) = (await node.admit("pod")).devices[GPU]
     nvidia.world.gpus[nvidia.uuids.index(held)].uuid = "GPU-new"
@@ -635,8 +618,7 @@ async def test_a_gpu_that_another_one_replaces_goes_when_no_pod_has_it(node: Nod
         assert {device.id for device in await plugin.first_list()} == {*nvidia.uuids}
 
 
-async def test_the_gauges_tell_of_each_gpu_that_answers_and_of_its_pod(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_the_gauges_tell_of_each_gpu_that_answers_and_of_its_pod(node: Node, nvidia: Nvidia) -> None:
     nvidia.world.mig(3, "3g.40gb", "3g.40gb")
     nvidia.show()
     one = await ready(node, nvidia, "--gpu-metrics", "--mig-strategy", "mixed", count=3)

@@ -51,8 +51,7 @@ async def offered(one: Gateway) -> dict[str, str]:
 # What is told.
 
 
-async def test_what_nvml_tells_of_a_gpu_and_of_an_instance_is_told(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_what_nvml_tells_of_a_gpu_and_of_an_instance_is_told(node: Node, nvidia: Nvidia) -> None:
     whole = nvidia.world.gpus[0]
     part = nvidia.world.mig(3, "1c.3g.40gb", "1g.10gb+me")[1]
     nvidia.show()
@@ -102,8 +101,7 @@ async def test_what_nvml_tells_of_a_gpu_and_of_an_instance_is_told(node: Node) -
     }
 
 
-async def test_the_nodes_of_an_instance_are_found_without_the_drivers_table(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_the_nodes_of_an_instance_are_found_without_the_drivers_table(node: Node, nvidia: Nvidia) -> None:
     (part,) = nvidia.world.mig(0, "7g.80gb")
     nvidia.show()
     shutil.rmtree(nvidia.proc / "driver/nvidia-caps")
@@ -117,8 +115,7 @@ async def test_the_nodes_of_an_instance_are_found_without_the_drivers_table(node
 
 
 @pytest.mark.parametrize("uuid", ["GPU-../../etc", "GPU-a..b", "GPU-a/b", "GPU-", "/GPU-1", "GPU-" + "x" * 60 + "|"])
-async def test_what_could_not_be_a_uuid_is_never_one(node: Node, uuid: str) -> None:
-    nvidia = Nvidia(node)
+async def test_what_could_not_be_a_uuid_is_never_one(node: Node, nvidia: Nvidia, uuid: str) -> None:
     nvidia.world.gpus[0].uuid = uuid
     nvidia.world.gpus[1].name = "a\x1b[31mname"
     nvidia.show()
@@ -130,8 +127,9 @@ async def test_what_could_not_be_a_uuid_is_never_one(node: Node, uuid: str) -> N
 
 
 @pytest.mark.parametrize("text", ["-1\n", "", "many\n"])
-async def test_a_gpu_of_which_no_numa_node_is_known_is_listed_without_one(node: Node, text: str) -> None:
-    nvidia = Nvidia(node)
+async def test_a_gpu_of_which_no_numa_node_is_known_is_listed_without_one(
+    node: Node, nvidia: Nvidia, text: str
+) -> None:
     (nvidia.sys / "bus/pci/devices" / nvidia.world.gpus[2].pci / "numa_node").write_text(text)
     await ready(node, nvidia)
     async with node.plugin() as plugin:
@@ -140,8 +138,7 @@ async def test_a_gpu_of_which_no_numa_node_is_known_is_listed_without_one(node: 
 
 
 @pytest.mark.parametrize("near", [nvml.PIX, nvml.PXB, nvml.PHB])
-async def test_over_pcie_the_nearer_gpus_are_preferred(node: Node, near: int) -> None:
-    nvidia = Nvidia(node)
+async def test_over_pcie_the_nearer_gpus_are_preferred(node: Node, nvidia: Nvidia, near: int) -> None:
     for gpu in nvidia.world.gpus:
         gpu.links, gpu.numa_node = {}, 0
     nvidia.world.ways = {(0, 1): near + 10, (1, 3): near}
@@ -161,8 +158,7 @@ async def test_only_links_that_are_up_are_counted(node: Node) -> None:
     assert (await facts(one))[nvidia.uuids[0]]["links"] == {"1": "nvlink x3", "2": "nvlink x4", "3": "nvlink x4"}
 
 
-async def test_indexes_are_those_of_now_also_where_others_are_linked_to(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_indexes_are_those_of_now_also_where_others_are_linked_to(node: Node, nvidia: Nvidia) -> None:
     one = await ready(node, nvidia)
     assert (await facts(one))[nvidia.uuids[3]]["links"] == dict.fromkeys("012", "nvlink x18")
     del nvidia.world.gpus[0]
@@ -175,8 +171,7 @@ async def test_indexes_are_those_of_now_also_where_others_are_linked_to(node: No
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo"])
-async def test_what_cannot_be_told_at_first_is_asked_again(node: Node, call: str) -> None:
-    nvidia = Nvidia(node)
+async def test_what_cannot_be_told_at_first_is_asked_again(node: Node, nvidia: Nvidia, call: str) -> None:
     nvidia.world.fails(call, UNKNOWN, gpu=2)
     nvidia.show()
     one = await ready(node, nvidia)
@@ -189,8 +184,7 @@ async def test_what_cannot_be_told_at_first_is_asked_again(node: Node, call: str
 # What ends an error, and what doesn't.
 
 
-async def test_an_error_ends_with_the_reset_that_the_driver_wanted_after_it(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_an_error_ends_with_the_reset_that_the_driver_wanted_after_it(node: Node, nvidia: Nvidia) -> None:
     await ready(node, nvidia)
     nvidia.event(1, 48)
     await node.allocatable_is(3)
@@ -203,8 +197,7 @@ async def test_an_error_ends_with_the_reset_that_the_driver_wanted_after_it(node
 
 
 @pytest.mark.parametrize("sign", ["reset", "load"])
-async def test_no_sign_of_a_reset_ends_an_error_where_that_is_off(node: Node, sign: str) -> None:
-    nvidia = Nvidia(node)
+async def test_no_sign_of_a_reset_ends_an_error_where_that_is_off(node: Node, nvidia: Nvidia, sign: str) -> None:
     await ready(node, nvidia, "--health-recovery", "off")
     nvidia.event(1, 48)
     nvidia.world.gpus[1].recovery = 1
@@ -223,8 +216,7 @@ async def test_no_sign_of_a_reset_ends_an_error_where_that_is_off(node: Node, si
     assert node.allocatable() == 3
 
 
-async def test_a_driver_that_was_away_ends_all_errors_of_before(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_driver_that_was_away_ends_all_errors_of_before(node: Node, nvidia: Nvidia) -> None:
     one = await ready(node, nvidia)
     nvidia.event(0, 79)
     await node.allocatable_is(3)
@@ -247,8 +239,9 @@ async def test_a_driver_that_was_away_ends_all_errors_of_before(node: Node) -> N
     assert node.allocatable() == 3  # It is newer than the load.
 
 
-async def test_memory_that_is_to_be_remapped_is_no_error_and_ends_one_when_it_is_done(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_memory_that_is_to_be_remapped_is_no_error_and_ends_one_when_it_is_done(
+    node: Node, nvidia: Nvidia
+) -> None:
     await ready(node, nvidia)
     gpu = nvidia.world.gpus[1]
     gpu.rows = (0, 1, 1, 0)
@@ -265,8 +258,7 @@ async def test_memory_that_is_to_be_remapped_is_no_error_and_ends_one_when_it_is
 
 
 @pytest.mark.parametrize("seen", [True, False])
-async def test_a_gpu_that_is_plugged_in_again_is_well(node: Node, seen: bool) -> None:
-    nvidia = Nvidia(node)
+async def test_a_gpu_that_is_plugged_in_again_is_well(node: Node, nvidia: Nvidia, seen: bool) -> None:
     await ready(node, nvidia)
     if seen:
         nvidia.event(3, 79)
@@ -284,8 +276,7 @@ async def test_a_gpu_that_is_plugged_in_again_is_well(node: Node, seen: bool) ->
 
 
 @pytest.mark.parametrize("code", [LOST, RESET_WANTED])
-async def test_the_others_errors_count_while_a_gpu_is_lost(node: Node, code: int) -> None:
-    nvidia = Nvidia(node)
+async def test_the_others_errors_count_while_a_gpu_is_lost(node: Node, nvidia: Nvidia, code: int) -> None:
     one = await ready(node, nvidia)
     nvidia.fails("nvmlDeviceGetUUID", code, gpu=0)
     await node.allocatable_is(3)
@@ -297,8 +288,7 @@ async def test_the_others_errors_count_while_a_gpu_is_lost(node: Node, code: int
     await node.allocatable_is(3, seconds=1300)
 
 
-async def test_a_gpu_that_tells_no_errors_is_looked_at_all_the_same(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_gpu_that_tells_no_errors_is_looked_at_all_the_same(node: Node, nvidia: Nvidia) -> None:
     for gpu in nvidia.world.gpus:
         gpu.events = 0
     nvidia.show()
@@ -308,8 +298,7 @@ async def test_a_gpu_that_tells_no_errors_is_looked_at_all_the_same(node: Node) 
     await node.allocatable_is(3)
 
 
-async def test_a_new_gpu_is_heard_and_what_is_no_error_is_not(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_new_gpu_is_heard_and_what_is_no_error_is_not(node: Node, nvidia: Nvidia) -> None:
     nvidia.world.gpus[0].events = 0xFF9F
     nvidia.show()
     await ready(node, nvidia)
@@ -418,9 +407,8 @@ async def _stand(one: Gateway, nvidia: Nvidia, well: list[tuple[str, str]]) -> b
     ],
 )
 async def test_a_first_failure_of_nvml_ends_the_start_with_its_cure(
-    node: Node, call: str, code: int, words: str
+    node: Node, nvidia: Nvidia, call: str, code: int, words: str
 ) -> None:
-    nvidia = Nvidia(node)
     nvidia.fails(call, code)
     one = nvidia.gateway()
     await node.until(lambda: not one.alive, "its end")
@@ -431,8 +419,7 @@ async def test_a_first_failure_of_nvml_ends_the_start_with_its_cure(
 
 
 @pytest.mark.parametrize("code", [NOT_LOADED, DENIED, UNKNOWN])
-async def test_a_control_node_that_is_missing_is_named(node: Node, code: int) -> None:
-    nvidia = Nvidia(node)
+async def test_a_control_node_that_is_missing_is_named(node: Node, nvidia: Nvidia, code: int) -> None:
     nvidia.fails("nvmlInit", code)
     (nvidia.dev / "nvidiactl").unlink()
     one = nvidia.gateway()
@@ -440,8 +427,7 @@ async def test_a_control_node_that_is_missing_is_named(node: Node, code: int) ->
     assert ("/dev/nvidiactl is missing" in str(one.process.log)) is (code != UNKNOWN)
 
 
-async def test_nvml_that_fails_for_another_reason_later_takes_no_gpu_away(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_nvml_that_fails_for_another_reason_later_takes_no_gpu_away(node: Node, nvidia: Nvidia) -> None:
     one = await ready(node, nvidia)
     for call in DOWN:
         nvidia.world.fails(call, UNKNOWN)
@@ -463,8 +449,7 @@ async def test_nvml_that_fails_for_another_reason_later_takes_no_gpu_away(node: 
 
 
 @pytest.mark.parametrize("call", ["nvmlEventSetCreate", "nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"])
-async def test_errors_that_nobody_can_tell_take_no_gpu_away(node: Node, call: str) -> None:
-    nvidia = Nvidia(node)
+async def test_errors_that_nobody_can_tell_take_no_gpu_away(node: Node, nvidia: Nvidia, call: str) -> None:
     for code in (INVALID, UNSUPPORTED, DENIED, UNKNOWN):
         nvidia.fails(call, code)
         one = await ready(node, nvidia)
@@ -473,8 +458,9 @@ async def test_errors_that_nobody_can_tell_take_no_gpu_away(node: Node, call: st
         await one.terminate()
 
 
-async def test_mig_devices_that_the_driver_cannot_tell_of_leave_out_their_gpu_with_the_reason(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_mig_devices_that_the_driver_cannot_tell_of_leave_out_their_gpu_with_the_reason(
+    node: Node, nvidia: Nvidia
+) -> None:
     nvidia.world.mig(0, "1g.10gb")
     codes = {UNSUPPORTED: "library-failed", DENIED: "not-permitted"}
     for call, code in product(("nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetAttributes"), codes):
@@ -489,8 +475,7 @@ async def test_mig_devices_that_the_driver_cannot_tell_of_leave_out_their_gpu_wi
 
 
 @pytest.mark.parametrize("shown", [True, False])
-async def test_a_gpu_is_known_by_its_address_after_the_bus_changed(node: Node, shown: bool) -> None:
-    nvidia = Nvidia(node)
+async def test_a_gpu_is_known_by_its_address_after_the_bus_changed(node: Node, nvidia: Nvidia, shown: bool) -> None:
     one = await ready(node, nvidia)
     gone, failing = nvidia.uuids[1:3]
     del nvidia.world.gpus[1]
@@ -510,9 +495,8 @@ async def test_a_gpu_is_known_by_its_address_after_the_bus_changed(node: Node, s
 
 @pytest.mark.parametrize("uncounted", [[3], [0, 2], [0, 1, 2, 3]])
 async def test_gpus_whose_device_nodes_are_missing_are_left_out_with_that_reason(
-    node: Node, uncounted: list[int]
+    node: Node, nvidia: Nvidia, uncounted: list[int]
 ) -> None:
-    nvidia = Nvidia(node)
     gone = [nvidia.world.gpus[index] for index in uncounted]
     for gpu in gone:
         (nvidia.dev / f"nvidia{gpu.minor}").unlink()
@@ -530,8 +514,7 @@ async def test_gpus_whose_device_nodes_are_missing_are_left_out_with_that_reason
     assert all(f"/dev/nvidia{gpu.minor} is missing" in ill[gpu.uuid] for gpu in gone)
 
 
-async def test_a_gpu_that_the_driver_leaves_out_is_no_reason_to_open_nvml_again(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_gpu_that_the_driver_leaves_out_is_no_reason_to_open_nvml_again(node: Node, nvidia: Nvidia) -> None:
     calls = []
     for excluded in (False, True):
         if excluded:
@@ -560,9 +543,8 @@ async def test_a_gpu_that_the_driver_leaves_out_is_no_reason_to_open_nvml_again(
     ],
 )
 async def test_a_device_node_that_cuda_needs_is_missed_until_it_is_there(
-    node: Node, name: str, devices: str, capabilities: str, missing: bool
+    node: Node, nvidia: Nvidia, name: str, devices: str, capabilities: str, missing: bool
 ) -> None:
-    nvidia = Nvidia(node)
     (nvidia.dev / name).unlink()
     nvidia.show(nodes=False)
     (nvidia.proc / "devices").write_text(devices)
@@ -577,16 +559,14 @@ async def test_a_device_node_that_cuda_needs_is_missed_until_it_is_there(
 # What is long ago.
 
 
-async def test_errors_count_however_long_there_was_none(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_errors_count_however_long_there_was_none(node: Node, nvidia: Nvidia) -> None:
     await ready(node, nvidia)
     await node.pass_time(1800)
     nvidia.event(2, 79)
     await node.allocatable_is(3, seconds=3)
 
 
-async def test_a_driver_that_fails_again_long_after_it_did_is_tried_again_as_soon(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_driver_that_fails_again_long_after_it_did_is_tried_again_as_soon(node: Node, nvidia: Nvidia) -> None:
     await ready(node, nvidia)
     for seconds in (120, 6):
         for call in DOWN:
@@ -599,8 +579,9 @@ async def test_a_driver_that_fails_again_long_after_it_did_is_tried_again_as_soo
         await node.pass_time(120)
 
 
-async def test_a_gpu_that_is_lost_again_long_after_it_was_is_looked_at_again_as_soon(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_gpu_that_is_lost_again_long_after_it_was_is_looked_at_again_as_soon(
+    node: Node, nvidia: Nvidia
+) -> None:
     await ready(node, nvidia)
     for seconds in (600, 6):
         nvidia.world.gpus[1].lost = True
@@ -613,8 +594,7 @@ async def test_a_gpu_that_is_lost_again_long_after_it_was_is_looked_at_again_as_
         await node.pass_time(300)
 
 
-async def test_a_library_that_fitted_again_in_between_has_its_whole_time(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_library_that_fitted_again_in_between_has_its_whole_time(node: Node, nvidia: Nvidia) -> None:
     one = await ready(node, nvidia)
     for _ in range(2):
         for call in DOWN:
@@ -630,8 +610,7 @@ async def test_a_library_that_fitted_again_in_between_has_its_whole_time(node: N
 # What is released.
 
 
-async def test_a_released_gpu_is_not_touched_and_the_others_are_heard(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_released_gpu_is_not_touched_and_the_others_are_heard(node: Node, nvidia: Nvidia) -> None:
     one = await ready(node, nvidia, "--mig-strategy=mixed")
     released = nvidia.uuids[2]
     for index in (0, 1):
@@ -654,8 +633,7 @@ async def test_a_released_gpu_is_not_touched_and_the_others_are_heard(node: Node
     await node.allocatable_is(1, BIG)
 
 
-async def test_a_gpu_that_was_reset_while_it_was_released_is_well(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_gpu_that_was_reset_while_it_was_released_is_well(node: Node, nvidia: Nvidia) -> None:
     one = await ready(node, nvidia)
     gpu = nvidia.world.gpus[2]
     gpu.recovery = 4
@@ -673,8 +651,7 @@ def opened(nvidia: Nvidia) -> set[str]:
     return {path.removeprefix(f"{nvidia.dev}/") for path in open_files() if path.startswith(f"{nvidia.dev}/nvidia")}
 
 
-async def test_where_nvml_would_open_a_released_gpu_it_stays_closed(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_where_nvml_would_open_a_released_gpu_it_stays_closed(node: Node, nvidia: Nvidia) -> None:
     nvidia.world.nodes = nvidia.dev
     (nvidia.proc / "self").symlink_to("/proc/self")
     nvidia.show()
@@ -696,8 +673,7 @@ async def test_where_nvml_would_open_a_released_gpu_it_stays_closed(node: Node) 
     await node.until(lambda: len(opened(nvidia)) == 4, "the GPUs to be looked at again")
 
 
-async def test_a_release_of_all_closes_nvml(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_release_of_all_closes_nvml(node: Node, nvidia: Nvidia) -> None:
     nvidia.world.nodes = nvidia.dev
     (nvidia.proc / "self").symlink_to("/proc/self")
     nvidia.show()
@@ -716,8 +692,7 @@ async def test_a_release_of_all_closes_nvml(node: Node) -> None:
 # What hangs.
 
 
-async def test_a_library_that_hangs_at_the_start_is_told_and_waited_for(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_library_that_hangs_at_the_start_is_told_and_waited_for(node: Node, nvidia: Nvidia) -> None:
     nvidia.fails("nvmlDeviceGetCount", 0, hangs=3600)
     await node.start_kubelet()
     one = nvidia.gateway()
@@ -730,8 +705,7 @@ async def test_a_library_that_hangs_at_the_start_is_told_and_waited_for(node: No
     assert not (await one.status())["hindrances"]
 
 
-async def test_what_an_application_did_hides_no_call_that_hangs(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_what_an_application_did_hides_no_call_that_hangs(node: Node, nvidia: Nvidia) -> None:
     one = await ready(node, nvidia)
     nvidia.world.gpus[1].rows = (0, 1, 1, 0)
     nvidia.show()
@@ -744,8 +718,7 @@ async def test_what_an_application_did_hides_no_call_that_hangs(node: Node) -> N
     nvidia.works("nvmlDeviceGetMigMode", gpu=1)
 
 
-async def test_a_wait_for_errors_that_hangs_is_told(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_wait_for_errors_that_hangs_is_told(node: Node, nvidia: Nvidia) -> None:
     one = await ready(node, nvidia)
     nvidia.fails("nvmlEventSetWait", 0, hangs=3600)
     await node.until(lambda: one.said("NVML doesn't answer", call="nvmlEventSetWait"), "the complaint")
@@ -789,8 +762,7 @@ def misbehave(nvidia: Nvidia, chance: random.Random, away: list[nvml.GPU]) -> No
 
 
 @pytest.mark.parametrize("seeds", [range(first, first + 3) for first in range(0, 18, 3)], ids=str)
-async def test_whatever_happened_what_is_there_is_offered_in_the_end(node: Node, seeds: range) -> None:
-    nvidia = Nvidia(node)
+async def test_whatever_happened_what_is_there_is_offered_in_the_end(node: Node, nvidia: Nvidia, seeds: range) -> None:
     fresh = [copy(gpu) for gpu in nvidia.world.gpus]
     await node.start_kubelet()
     for seed in seeds:

@@ -101,8 +101,7 @@ async def test_some_gpus_are_shared_and_others_not(node: Node) -> None:
     assert given.devices[GPU] == ("b",)
 
 
-async def test_partitions_are_shared_by_their_place(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_partitions_are_shared_by_their_place(node: Node, nvidia: Nvidia) -> None:
     nvidia.world.mig(0, "3g.40gb", "3g.40gb")
     nvidia.show()
     big = "nvidia.com/mig-3g.40gb"
@@ -114,8 +113,7 @@ async def test_partitions_are_shared_by_their_place(node: Node) -> None:
     await node.allocatable_is(1, big)
 
 
-async def test_two_resources_of_one_name_are_not_mixed(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_two_resources_of_one_name_are_not_mixed(node: Node, nvidia: Nvidia) -> None:
     nvidia.world.mig(0, "3g.40gb", "3g.40gb")
     nvidia.show()
     big = "nvidia.com/mig-3g.40gb"
@@ -156,8 +154,7 @@ async def test_a_gpu_that_a_pod_has_is_not_given_under_another_id(node: Node, sh
     ("pattern", "left"),
     [("1", 3), ("*-2", 3), ("00000000:2A:00.0", 3), ("2a:00.0", 3), ("NVIDIA H100*", 0), ("9,nothing", 4)],
 )
-async def test_a_gpu_that_a_setting_names_is_left_out(node: Node, pattern: str, left: int) -> None:
-    nvidia = Nvidia(node)
+async def test_a_gpu_that_a_setting_names_is_left_out(node: Node, nvidia: Nvidia, pattern: str, left: int) -> None:
     nvidia.world.gpus[2].uuid = "GPU-number-2"
     nvidia.show()
     await node.start_kubelet()
@@ -168,8 +165,7 @@ async def test_a_gpu_that_a_setting_names_is_left_out(node: Node, pattern: str, 
     assert [gpu["excluded"] for gpu in unusable] == [True] * (4 - left)
 
 
-async def test_excluding_a_gpu_leaves_out_its_partitions_and_waits_for_their_pods(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_excluding_a_gpu_leaves_out_its_partitions_and_waits_for_their_pods(node: Node, nvidia: Nvidia) -> None:
     for index in range(2):
         nvidia.world.mig(index, "3g.40gb", "3g.40gb")
     nvidia.show()
@@ -190,8 +186,7 @@ async def test_excluding_a_gpu_leaves_out_its_partitions_and_waits_for_their_pod
     await node.until(lambda: node.capacity(big) == 2, "its going", 900)
 
 
-async def test_resources_are_named_by_product_if_that_is_wanted(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_resources_are_named_by_product_if_that_is_wanted(node: Node, nvidia: Nvidia) -> None:
     nvidia.world.gpus[3].name = "NVIDIA L4"
     nvidia.world.mig(0, "3g.40gb", "3g.40gb")
     nvidia.show()
@@ -217,9 +212,8 @@ async def test_resources_are_named_by_product_if_that_is_wanted(node: Node) -> N
     [((), 2, {0, 2}), ((3,), 2, {1, 3}), ((), 3, {0, 1, 2}), ((1, 2), 2, {1, 2}), ((), 4, {0, 1, 2, 3})],
 )
 async def test_gpus_that_are_near_to_each_other_are_preferred(
-    node: Node, must: tuple[int, ...], count: int, chosen: set[int]
+    node: Node, nvidia: Nvidia, must: tuple[int, ...], count: int, chosen: set[int]
 ) -> None:
-    nvidia = Nvidia(node)
     for gpu in nvidia.world.gpus:
         gpu.numa_node, gpu.links = 0, {}
     for one, other, lanes in ((0, 1, 1), (0, 2, 4), (1, 3, 2)):
@@ -246,8 +240,7 @@ async def test_replicas_are_given_in_the_order_of_their_numbers(node: Node) -> N
         assert await plugin.prefer(replicas[2:], 3) == {*replicas[2:5]}
 
 
-async def test_gpus_on_one_switch_are_nearer_than_those_over_pcie(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_gpus_on_one_switch_are_nearer_than_those_over_pcie(node: Node, nvidia: Nvidia) -> None:
     for index in (0, 1):  # They alone lost their links to the switches.
         nvidia.world.gpus[index].links = {}
     for gpu in nvidia.world.gpus:
@@ -289,8 +282,8 @@ async def test_more_nvlinks_are_nearer(node: Node) -> None:
 
 async def test_an_instance_that_a_pod_has_under_the_name_of_before_leaves_the_others_of_its_gpu_free(
     node: Node,
+    nvidia: Nvidia,
 ) -> None:
-    nvidia = Nvidia(node)
     for index in range(4):
         nvidia.world.mig(index, "3g.40gb", "3g.40gb")
     nvidia.show()
@@ -305,8 +298,7 @@ async def test_an_instance_that_a_pod_has_under_the_name_of_before_leaves_the_ot
     assert given.devices[big][0] not in others.devices[GPU]
 
 
-async def test_partitions_of_one_gpu_are_preferred_and_those_of_one_that_is_used(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_partitions_of_one_gpu_are_preferred_and_those_of_one_that_is_used(node: Node, nvidia: Nvidia) -> None:
     for index in range(4):
         nvidia.world.mig(index, *(["1g.10gb"] * (3 if index == 2 else 2)))
     nvidia.show()

@@ -37,56 +37,52 @@ async def cordon(cluster: Cluster, gpu: str = A) -> None:
     await cluster.node.gateways[-1].order("cordon", id=gpu, reason="smells")
 
 
-async def test_each_change_is_applied_once_for_the_node(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        await started(cluster)
-        [write] = cluster.server.asked("PATCH")
-        assert "apply" in write.headers["content-type"]
-        assert write.query["force"] == "true"
-        [owner] = write.body["metadata"]["ownerReferences"]
-        assert (owner["kind"], owner["uid"]) == ("Node", "node-uid")
-        await cordon(cluster)
-        await cluster.published_is(gpu_0=["cordoned"], gpu_1=[])
-        await cordon(cluster)
-        await node.pass_time(60)
-        assert written(cluster) == 2
+async def test_each_change_is_applied_once_for_the_node(node: Node, cluster: Cluster) -> None:
+    await started(cluster)
+    [write] = cluster.server.asked("PATCH")
+    assert "apply" in write.headers["content-type"]
+    assert write.query["force"] == "true"
+    [owner] = write.body["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"]) == ("Node", "node-uid")
+    await cordon(cluster)
+    await cluster.published_is(gpu_0=["cordoned"], gpu_1=[])
+    await cordon(cluster)
+    await node.pass_time(60)
+    assert written(cluster) == 2
 
 
-async def test_what_somebody_wrote_over_is_put_right_and_not_in_a_race(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        await started(cluster)
-        cluster.server.change(path(cluster), lambda one: one["spec"].update(devices=[]))
-        await cluster.published_is(gpu_0=[], gpu_1=[])
-        before = written(cluster)
-        for _ in range(200):
-            if cluster.server.objects[path(cluster)]["spec"]["devices"]:
-                cluster.server.change(path(cluster), lambda one: one["spec"].update(devices=[]))
-            await node.pass_time(0.05)
-        assert written(cluster) - before < 20
-        await cluster.published_is(gpu_0=[], gpu_1=[])
+async def test_what_somebody_wrote_over_is_put_right_and_not_in_a_race(node: Node, cluster: Cluster) -> None:
+    await started(cluster)
+    cluster.server.change(path(cluster), lambda one: one["spec"].update(devices=[]))
+    await cluster.published_is(gpu_0=[], gpu_1=[])
+    before = written(cluster)
+    for _ in range(200):
+        if cluster.server.objects[path(cluster)]["spec"]["devices"]:
+            cluster.server.change(path(cluster), lambda one: one["spec"].update(devices=[]))
+        await node.pass_time(0.05)
+    assert written(cluster) - before < 20
+    await cluster.published_is(gpu_0=[], gpu_1=[])
 
 
-async def test_a_kubelet_that_starts_again_and_again_finds_slices_soon_each_time(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        await started(cluster)
-        for _ in range(6):
-            cluster.wipe()
-            await cluster.published_is(1, gpu_0=[], gpu_1=[])
-            await node.pass_time(2)
+async def test_a_kubelet_that_starts_again_and_again_finds_slices_soon_each_time(node: Node, cluster: Cluster) -> None:
+    await started(cluster)
+    for _ in range(6):
+        cluster.wipe()
+        await cluster.published_is(1, gpu_0=[], gpu_1=[])
+        await node.pass_time(2)
 
 
-async def test_a_slice_of_another_shape_hides_no_other(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        await started(cluster)
-        cluster.offer(THEIRS, d=B)
-        theirs = f"{cluster.api}/resourceslices/{THEIRS}-theirs"
-        cluster.server.change(theirs, lambda one: one["spec"]["devices"][0].update(taints=["all"]))
-        await cluster.published_is(gpu_0=[])
-        cluster.server.change(path(cluster), lambda one: one["spec"]["devices"][0].update(taints=["all"]))
-        await node.until(
-            lambda: "taints" not in cluster.server.objects[path(cluster)]["spec"]["devices"][0],
-            "our slice to be put right",
-        )
+async def test_a_slice_of_another_shape_hides_no_other(node: Node, cluster: Cluster) -> None:
+    await started(cluster)
+    cluster.offer(THEIRS, d=B)
+    theirs = f"{cluster.api}/resourceslices/{THEIRS}-theirs"
+    cluster.server.change(theirs, lambda one: one["spec"]["devices"][0].update(taints=["all"]))
+    await cluster.published_is(gpu_0=[])
+    cluster.server.change(path(cluster), lambda one: one["spec"]["devices"][0].update(taints=["all"]))
+    await node.until(
+        lambda: "taints" not in cluster.server.objects[path(cluster)]["spec"]["devices"][0],
+        "our slice to be put right",
+    )
 
 
 SAME: dict[str, dict[str, Any]] = {
@@ -96,35 +92,35 @@ SAME: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("same", SAME)
-async def test_what_another_driver_offers_is_not_offered_until_half_a_minute_after(node: Node, same: str) -> None:
-    async with Cluster(node) as cluster:
-        await started(cluster)
-        theirs = cluster.offer(THEIRS, d="x")
-        cluster.server.change(theirs, lambda one: one["spec"]["devices"][0].update(attributes=SAME[same]))
-        await cluster.published_is(gpu_1=[])
-        cluster.server.remove(theirs)
-        cluster.wipe()  # A kubelet that starts deletes theirs too. They come back in a moment.
-        await node.until(cluster.published, "our slice")
-        await node.pass_time(20)
-        await cluster.published_is(gpu_1=[])
-        await node.pass_time(5)
-        await cluster.published_is(20, gpu_0=[], gpu_1=[])
+async def test_what_another_driver_offers_is_not_offered_until_half_a_minute_after(
+    node: Node, cluster: Cluster, same: str
+) -> None:
+    await started(cluster)
+    theirs = cluster.offer(THEIRS, d="x")
+    cluster.server.change(theirs, lambda one: one["spec"]["devices"][0].update(attributes=SAME[same]))
+    await cluster.published_is(gpu_1=[])
+    cluster.server.remove(theirs)
+    cluster.wipe()  # A kubelet that starts deletes theirs too. They come back in a moment.
+    await node.until(cluster.published, "our slice")
+    await node.pass_time(20)
+    await cluster.published_is(gpu_1=[])
+    await node.pass_time(5)
+    await cluster.published_is(20, gpu_0=[], gpu_1=[])
 
 
-async def test_nothing_new_is_offered_before_a_kubelet_takes_the_driver(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        await started(cluster)
-        node.gateways[-1].kill()
-        (await cluster.start_kubelet()).refuses = "no such plugin here"
-        await node.pass_time(2)
-        wiped = json.loads(json.dumps({"spec": {**SLICE, "devices": [{"name": "gpu-0"}, {"name": "gone"}, TAINTED]}}))
-        cluster.server.put(path(cluster), **wiped)
-        cluster.gateway("--dra", "only")
-        await node.pass_time(30)
-        assert [*cluster.published()] == ["gpu-0"]
-        assert (await driver(cluster))["trouble"] == "no such plugin here"
-        cluster.dra.refuses = ""
-        await cluster.published_is(gpu_0=[], gpu_1=[])
+async def test_nothing_new_is_offered_before_a_kubelet_takes_the_driver(node: Node, cluster: Cluster) -> None:
+    await started(cluster)
+    node.gateways[-1].kill()
+    (await cluster.start_kubelet()).refuses = "no such plugin here"
+    await node.pass_time(2)
+    wiped = json.loads(json.dumps({"spec": {**SLICE, "devices": [{"name": "gpu-0"}, {"name": "gone"}, TAINTED]}}))
+    cluster.server.put(path(cluster), **wiped)
+    cluster.gateway("--dra", "only")
+    await node.pass_time(30)
+    assert [*cluster.published()] == ["gpu-0"]
+    assert (await driver(cluster))["trouble"] == "no such plugin here"
+    cluster.dra.refuses = ""
+    await cluster.published_is(gpu_0=[], gpu_1=[])
 
 
 POOL = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
@@ -132,128 +128,121 @@ SLICE = {"driver": NVIDIA, "nodeName": "n1", "pool": POOL}
 TAINTED = {"name": "gpu-1", "taints": [{"key": "device-plugin-gateway.io/cordoned", "effect": "NoSchedule"}]}
 
 
-async def test_slices_are_written_soon_after_an_outage_that_ends_with_errors(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        await started(cluster)
-        await cluster.server.stop()
-        await cordon(cluster)
-        await node.pass_time(300)
-        cluster.server.forbidden = "resourceslices"
-        await cluster.server.start()
-        await node.until(lambda: written(cluster) > 2, "it to be refused")
-        assert "403" in (await driver(cluster))["unpublished"]
-        cluster.server.forbidden = ""
-        await cluster.published_is(10, gpu_0=["cordoned"], gpu_1=[])
-        await rival_is(cluster, "'unpublished': ''")
+async def test_slices_are_written_soon_after_an_outage_that_ends_with_errors(node: Node, cluster: Cluster) -> None:
+    await started(cluster)
+    await cluster.server.stop()
+    await cordon(cluster)
+    await node.pass_time(300)
+    cluster.server.forbidden = "resourceslices"
+    await cluster.server.start()
+    await node.until(lambda: written(cluster) > 2, "it to be refused")
+    assert "403" in (await driver(cluster))["unpublished"]
+    cluster.server.forbidden = ""
+    await cluster.published_is(10, gpu_0=["cordoned"], gpu_1=[])
+    await rival_is(cluster, "'unpublished': ''")
 
 
-async def test_where_taints_are_dropped_the_unhealthy_are_left_out(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        await started(cluster)
+async def test_where_taints_are_dropped_the_unhealthy_are_left_out(node: Node, cluster: Cluster) -> None:
+    await started(cluster)
 
-        async def dropping(answer: Answer, request: Request) -> None:
-            if request.method == "PATCH" and "resourceslices" in request.path:
-                for device in request.body["spec"]["devices"]:
-                    device.pop("taints", None)
-            await cluster.server.answer(answer, request)
+    async def dropping(answer: Answer, request: Request) -> None:
+        if request.method == "PATCH" and "resourceslices" in request.path:
+            for device in request.body["spec"]["devices"]:
+                device.pop("taints", None)
+        await cluster.server.answer(answer, request)
 
-        cluster.server.always = dropping
-        simulate(node, unhealthy=A)
-        await cluster.published_is(gpu_1=[])
-
-
-async def test_the_newest_version_is_spoken_of_those_that_the_api_server_has(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        cluster.server.put(GROUP, versions=[{"version": one} for one in ("v1beta1", "v1", "v1beta2")])
-        await started(cluster)
-        assert cluster.server.asked("PATCH")[-1].body["apiVersion"] == "resource.k8s.io/v1"
+    cluster.server.always = dropping
+    simulate(node, unhealthy=A)
+    await cluster.published_is(gpu_1=[])
 
 
-async def test_people_read_that_an_api_server_has_no_dra(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        cluster.server.put(GROUP, versions=[{"version": "v1alpha3"}])
-        simulate(node)
-        await cluster.start_kubelet()
-        cluster.gateway("--dra", "only")
-        await node.pass_time(600)
-        assert "the API server has v1alpha3 of resource.k8s.io" in (await driver(cluster))["unpublished"]
-        assert asked(cluster, GROUP) < 60
+async def test_the_newest_version_is_spoken_of_those_that_the_api_server_has(cluster: Cluster) -> None:
+    cluster.server.put(GROUP, versions=[{"version": one} for one in ("v1beta1", "v1", "v1beta2")])
+    await started(cluster)
+    assert cluster.server.asked("PATCH")[-1].body["apiVersion"] == "resource.k8s.io/v1"
 
 
-async def test_a_newer_gateway_without_gpus_leaves_the_slices_to_the_older_one(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        await started(cluster)
-        other = node.folder / "other.json"
-        other.write_text(json.dumps({"resources": {GPU: {"gpus": []}}}))
-        new = node.gateway(
-            "--kubeconfig", str(cluster.kubeconfig), "--node-name", "n1", "--dra", "only",
-            "--backend", "simulated", "--simulate", str(other),
-        )  # fmt: skip
-        await node.pass_time(40)
-        await cluster.published_is(gpu_0=[], gpu_1=[])
-        assert not await new.is_ready()
-        assert await node.gateways[0].is_ready()
-        other.write_text(node.profile.read_text())
-        await node.eventually(new.is_ready, "the newer one to be ready")
+async def test_people_read_that_an_api_server_has_no_dra(node: Node, cluster: Cluster) -> None:
+    cluster.server.put(GROUP, versions=[{"version": "v1alpha3"}])
+    simulate(node)
+    await cluster.start_kubelet()
+    cluster.gateway("--dra", "only")
+    await node.pass_time(600)
+    assert "the API server has v1alpha3 of resource.k8s.io" in (await driver(cluster))["unpublished"]
+    assert asked(cluster, GROUP) < 60
 
 
-async def test_the_newer_of_two_gateways_writes_the_slices(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        one = await started(cluster)
-        two = cluster.gateway("--dra", "only")
-        await node.until(lambda: len(cluster.dra.drivers) == 2, "both drivers")
-        await node.pass_time(5)
-        simulate(node, unhealthy=B)
-        await cluster.published_is(gpu_0=[], gpu_1=["unhealthy"])
-        await node.pass_time(30)
-        assert [len(each.said("ResourceSlices written")) for each in (one, two)] == [1, written(cluster) - 1]
-        await two.terminate()
-        before = cluster.generation()
-        await one.order("cordon", id=A, reason="smells")
-        await cluster.published_is(gpu_0=["cordoned"], gpu_1=["unhealthy"])
-        assert cluster.generation() > before  # Or the scheduler believes the slices of before.
+async def test_a_newer_gateway_without_gpus_leaves_the_slices_to_the_older_one(node: Node, cluster: Cluster) -> None:
+    await started(cluster)
+    other = node.folder / "other.json"
+    other.write_text(json.dumps({"resources": {GPU: {"gpus": []}}}))
+    new = node.gateway(
+        "--kubeconfig", str(cluster.kubeconfig), "--node-name", "n1", "--dra", "only",
+        "--backend", "simulated", "--simulate", str(other),
+    )  # fmt: skip
+    await node.pass_time(40)
+    await cluster.published_is(gpu_0=[], gpu_1=[])
+    assert not await new.is_ready()
+    assert await node.gateways[0].is_ready()
+    other.write_text(node.profile.read_text())
+    await node.eventually(new.is_ready, "the newer one to be ready")
+
+
+async def test_the_newer_of_two_gateways_writes_the_slices(node: Node, cluster: Cluster) -> None:
+    one = await started(cluster)
+    two = cluster.gateway("--dra", "only")
+    await node.until(lambda: len(cluster.dra.drivers) == 2, "both drivers")
+    await node.pass_time(5)
+    simulate(node, unhealthy=B)
+    await cluster.published_is(gpu_0=[], gpu_1=["unhealthy"])
+    await node.pass_time(30)
+    assert [len(each.said("ResourceSlices written")) for each in (one, two)] == [1, written(cluster) - 1]
+    await two.terminate()
+    before = cluster.generation()
+    await one.order("cordon", id=A, reason="smells")
+    await cluster.published_is(gpu_0=["cordoned"], gpu_1=["unhealthy"])
+    assert cluster.generation() > before  # Or the scheduler believes the slices of before.
 
 
 @pytest.mark.parametrize("first", ["goes on", "was killed"])
-async def test_a_gateway_that_starts_soon_after_the_kubelet_knows_its_own_slices(node: Node, first: str) -> None:
-    async with Cluster(node) as cluster:
-        one = await started(cluster)
-        if first == "was killed":
-            one.kill()
-        two = cluster.gateway("--dra", "only")
-        for _ in range(300):
-            await node.pass_time(0.1)
-            assert cluster.published() == {"gpu-0": [], "gpu-1": []}
-        assert not two.said("a device is not offered here, because another DRA driver offers it")
+async def test_a_gateway_that_starts_soon_after_the_kubelet_knows_its_own_slices(
+    node: Node, cluster: Cluster, first: str
+) -> None:
+    one = await started(cluster)
+    if first == "was killed":
+        one.kill()
+    two = cluster.gateway("--dra", "only")
+    for _ in range(300):
+        await node.pass_time(0.1)
+        assert cluster.published() == {"gpu-0": [], "gpu-1": []}
+    assert not two.said("a device is not offered here, because another DRA driver offers it")
 
 
-async def test_of_a_kubelet_that_is_not_known_yet_one_gateway_at_a_time_registers(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        await started(cluster)
-        held = cluster.claim("held", "gpu-0")
-        await cluster.prepare(held)
-        await cluster.server.stop()
-        cluster.gateway("--dra", "only")
-        await node.pass_time(30)
-        assert len(cluster.dra.drivers) == 1
-        await node.gateways[0].terminate()
-        await node.until(lambda: cluster.dra.is_connected, "the other one")
-        await cluster.prepare(held)
+async def test_of_a_kubelet_that_is_not_known_yet_one_gateway_at_a_time_registers(node: Node, cluster: Cluster) -> None:
+    await started(cluster)
+    held = cluster.claim("held", "gpu-0")
+    await cluster.prepare(held)
+    await cluster.server.stop()
+    cluster.gateway("--dra", "only")
+    await node.pass_time(30)
+    assert len(cluster.dra.drivers) == 1
+    await node.gateways[0].terminate()
+    await node.until(lambda: cluster.dra.is_connected, "the other one")
+    await cluster.prepare(held)
 
 
-async def test_slices_say_what_claims_choose_by(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        gpus = [{"uuid": A, "numa": 0}, {"uuid": B, "numa": 1}]
-        node.simulate({GPU: {"gpus": gpus, "product": "NVIDIA H100 80GB HBM3", "memory": 80}})
-        await cluster.start_kubelet()
-        cluster.gateway("--dra", "only")
-        await cluster.published_is(gpu_0=[], gpu_1=[])
-        for number, device in enumerate(cluster.slices().values()):
-            said = {name: next(iter(value.values())) for name, value in device["attributes"].items()}
-            assert (said["type"], said["uuid"], said["index"]) == ("gpu", (A, B)[number], number)
-            assert (said["productName"], said["resource"]) == ("NVIDIA H100 80GB HBM3", GPU)
-            assert said["resource.kubernetes.io/numaNode"] == number
-            assert device["capacity"]["memory"]["value"] == "80Gi"
+async def test_slices_say_what_claims_choose_by(node: Node, cluster: Cluster) -> None:
+    gpus = [{"uuid": A, "numa": 0}, {"uuid": B, "numa": 1}]
+    node.simulate({GPU: {"gpus": gpus, "product": "NVIDIA H100 80GB HBM3", "memory": 80}})
+    await cluster.start_kubelet()
+    cluster.gateway("--dra", "only")
+    await cluster.published_is(gpu_0=[], gpu_1=[])
+    for number, device in enumerate(cluster.slices().values()):
+        said = {name: next(iter(value.values())) for name, value in device["attributes"].items()}
+        assert (said["type"], said["uuid"], said["index"]) == ("gpu", (A, B)[number], number)
+        assert (said["productName"], said["resource"]) == ("NVIDIA H100 80GB HBM3", GPU)
+        assert said["resource.kubernetes.io/numaNode"] == number
+        assert device["capacity"]["memory"]["value"] == "80Gi"
 
 
 def spelled(device: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -283,8 +272,7 @@ async def test_a_claim_brings_the_imex_channel_of_the_configuration(node: Node) 
         assert f"/dev/{channel}" in (await cluster.prepare(cluster.claim("one", "gpu-0"))).nodes
 
 
-async def test_claims_choose_mig_instances_by_what_nvidias_driver_says_of_them(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_claims_choose_mig_instances_by_what_nvidias_driver_says_of_them(node: Node, nvidia: Nvidia) -> None:
     for gpu in nvidia.world.gpus:
         gpu.addressing = 1
     half, small = nvidia.world.mig(0, "3g.40gb", "1g.10gb+me")
@@ -320,8 +308,9 @@ async def test_claims_choose_mig_instances_by_what_nvidias_driver_says_of_them(n
 
 
 @pytest.mark.parametrize("attribute", ["pciBusID", "resource.kubernetes.io/pciBusID"])
-async def test_another_drivers_gpu_is_known_by_its_address_however_that_is_spelled(node: Node, attribute: str) -> None:
-    nvidia = Nvidia(node)
+async def test_another_drivers_gpu_is_known_by_its_address_however_that_is_spelled(
+    node: Node, nvidia: Nvidia, attribute: str
+) -> None:
     async with Cluster(node) as cluster:
         await of_nvidia(cluster, nvidia, 4)
         theirs = cluster.offer(THEIRS, d="x")
@@ -330,8 +319,7 @@ async def test_another_drivers_gpu_is_known_by_its_address_however_that_is_spell
         await node.until(lambda: {*cluster.published()} == {"gpu-0", "gpu-2", "gpu-3"}, "theirs to go")
 
 
-async def test_devices_have_the_names_of_nvidias_driver(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_devices_have_the_names_of_nvidias_driver(node: Node, nvidia: Nvidia) -> None:
     nvidia.world.gpus[0].minor, nvidia.world.gpus[3].minor = 3, 0
     nvidia.world.mig(1, "1g.10gb", "1g.10gb+me")
     nvidia.world.mig(2, "1c.3g.40gb")
@@ -346,8 +334,9 @@ async def test_devices_have_the_names_of_nvidias_driver(node: Node) -> None:
 
 
 @pytest.mark.parametrize(("mode", "said"), [(None, None), (0, "None"), (1, "HMM"), (2, "ATS"), (3, None)])
-async def test_claims_choose_gpus_by_their_addressing_mode(node: Node, mode: int | None, said: str | None) -> None:
-    nvidia = Nvidia(node)
+async def test_claims_choose_gpus_by_their_addressing_mode(
+    node: Node, nvidia: Nvidia, mode: int | None, said: str | None
+) -> None:
     nvidia.world.gpus[0].addressing = mode
     async with Cluster(node) as cluster:
         await of_nvidia(cluster, nvidia, 4)
@@ -381,9 +370,8 @@ UNHEALTHY = {"key": "device-plugin-gateway.io/unhealthy", "effect": "NoSchedule"
     ("xid", "taint"), [(79, {"key": f"{NVIDIA}/xid", "value": "79"}), (None, {"key": f"{NVIDIA}/gpu-lost"})]
 )
 async def test_an_unhealthy_gpu_has_the_taint_of_nvidias_driver_too_while_it_is_so(
-    node: Node, xid: int | None, taint: dict[str, str]
+    node: Node, nvidia: Nvidia, xid: int | None, taint: dict[str, str]
 ) -> None:
-    nvidia = Nvidia(node)
     async with Cluster(node) as cluster:
         await of_nvidia(cluster, nvidia, 4)
         if xid is None:
@@ -405,32 +393,31 @@ async def test_an_unhealthy_gpu_has_the_taint_of_nvidias_driver_too_while_it_is_
 
 
 @pytest.mark.parametrize("cordoned", [False, True])
-async def test_an_unhealthy_gpu_without_an_xid_has_our_taint_alone(node: Node, cordoned: bool) -> None:
-    async with Cluster(node) as cluster:
-        await started(cluster)
-        simulate(node, unhealthy=A)
-        await cluster.published_is(gpu_0=["unhealthy"], gpu_1=[])
-        if cordoned:
-            await cluster.node.gateways[-1].order("cordon", id=A, reason="Xid 79 (or so)")
-            await node.pass_time(5)
-        assert taints(cluster) == {"gpu-0": [UNHEALTHY]}
+async def test_an_unhealthy_gpu_without_an_xid_has_our_taint_alone(
+    node: Node, cluster: Cluster, cordoned: bool
+) -> None:
+    await started(cluster)
+    simulate(node, unhealthy=A)
+    await cluster.published_is(gpu_0=["unhealthy"], gpu_1=[])
+    if cordoned:
+        await cluster.node.gateways[-1].order("cordon", id=A, reason="Xid 79 (or so)")
+        await node.pass_time(5)
+    assert taints(cluster) == {"gpu-0": [UNHEALTHY]}
 
 
 async def test_each_vendor_has_a_driver_of_its_own_and_one_that_another_process_has_holds_up_no_other(
     node: Node,
+    cluster: Cluster,
 ) -> None:
-    async with Cluster(node) as cluster:
-        node.simulate(
-            {GPU: {"gpus": [{"uuid": A}]}, AMD: {"gpus": [{"uuid": "a", "device_nodes": ["/dev/dri/card1"]}]}}
-        )
-        await other_driver(node)
-        await cluster.start_kubelet()
-        cluster.gateway("--dra", "only")
-        await node.until(lambda: cluster.published(OF_AMD), "slices")
-        await node.pass_time(20)
-        assert not ours(cluster)
-        [name] = cluster.published(OF_AMD)
-        assert (await cluster.prepare(cluster.claim("claim", name, driver=OF_AMD))).nodes == ("/dev/dri/card1",)
+    node.simulate({GPU: {"gpus": [{"uuid": A}]}, AMD: {"gpus": [{"uuid": "a", "device_nodes": ["/dev/dri/card1"]}]}})
+    await other_driver(node)
+    await cluster.start_kubelet()
+    cluster.gateway("--dra", "only")
+    await node.until(lambda: cluster.published(OF_AMD), "slices")
+    await node.pass_time(20)
+    assert not ours(cluster)
+    [name] = cluster.published(OF_AMD)
+    assert (await cluster.prepare(cluster.claim("claim", name, driver=OF_AMD))).nodes == ("/dev/dri/card1",)
 
 
 # -- another process with the driver's name ---------------------------------------------------------------------------
@@ -470,25 +457,24 @@ async def rivalled(cluster: Cluster, version: str = "1.34") -> Any:
 
 
 @pytest.mark.parametrize("file", [f"{NVIDIA}-reg.sock", "x.sock", "nvidia", "folder/x.sock", "silent"])
-async def test_another_process_is_known_by_what_its_socket_says(node: Node, file: str) -> None:
-    async with Cluster(node) as cluster:
-        simulate(node)
-        silent = file == "silent"
-        name = f"{NVIDIA}-reg.sock" if silent else file
-        await other_driver(node, "another.example.com", "another.sock")
-        await other_driver(node, silent=True, file="csi.sock")
-        await other_driver(node, file=f".{NVIDIA}-reg.sock")  # A kubelet takes none with a dot.
-        await started(cluster)
-        our = cluster.dra.drivers[-1].path
-        other = await other_driver(node, file=name, silent=silent)
-        await rival_is(cluster, f"listens on {name}")
-        await node.until(lambda: not ours(cluster), "our slices to go")
-        await node.pass_time(30)
-        assert not our.exists()
-        assert await node.gateways[-1].is_ready(), "another pod in its place would change nothing"
-        other.kill()
-        await cluster.published_is(90, gpu_0=[], gpu_1=[])
-        await rival_is(cluster, "")
+async def test_another_process_is_known_by_what_its_socket_says(node: Node, cluster: Cluster, file: str) -> None:
+    simulate(node)
+    silent = file == "silent"
+    name = f"{NVIDIA}-reg.sock" if silent else file
+    await other_driver(node, "another.example.com", "another.sock")
+    await other_driver(node, silent=True, file="csi.sock")
+    await other_driver(node, file=f".{NVIDIA}-reg.sock")  # A kubelet takes none with a dot.
+    await started(cluster)
+    our = cluster.dra.drivers[-1].path
+    other = await other_driver(node, file=name, silent=silent)
+    await rival_is(cluster, f"listens on {name}")
+    await node.until(lambda: not ours(cluster), "our slices to go")
+    await node.pass_time(30)
+    assert not our.exists()
+    assert await node.gateways[-1].is_ready(), "another pod in its place would change nothing"
+    other.kill()
+    await cluster.published_is(90, gpu_0=[], gpu_1=[])
+    await rival_is(cluster, "")
 
 
 async def test_what_another_process_publishes_stays_through_its_updates_and_while_claims_have_it(node: Node) -> None:
@@ -517,90 +503,90 @@ async def test_what_another_process_publishes_stays_through_its_updates_and_whil
         await cluster.prepare(cluster.claim("ours", "gpu-0"))
 
 
-async def test_slices_that_are_written_show_that_their_process_lives(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        simulate(node)
-        await cluster.start_kubelet()
-        await node.pass_time(2)
-        theirs = publishes(cluster, "gpu-0")
-        cluster.gateway("--dra", "only")
-        for number in range(2, 8):
-            await node.pass_time(40)
-            cluster.server.change(theirs, lambda one: one["spec"]["pool"].update(generation=number))  # noqa: B023
-        assert ours(cluster) == 0
-        assert theirs in cluster.server.objects
-        await cluster.published_is(90, gpu_0=[], gpu_1=[])
-
-
-async def test_claims_of_a_process_that_ended_are_not_ours_to_prepare(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        other = await rivalled(cluster)
-        theirs = publishes(cluster, "gpu-0", "gpu-1")
-        claim = cluster.allocate("theirs", "gpu-0")
-        await rival_is(cluster, UNDER)
-        cluster.server.remove(theirs)
-        other.kill()
+async def test_slices_that_are_written_show_that_their_process_lives(node: Node, cluster: Cluster) -> None:
+    simulate(node)
+    await cluster.start_kubelet()
+    await node.pass_time(2)
+    theirs = publishes(cluster, "gpu-0")
+    cluster.gateway("--dra", "only")
+    for number in range(2, 8):
         await node.pass_time(40)
-        assert not cluster.dra.is_connected
-        await node.until(lambda: cluster.dra.is_connected, "our driver")
-        await rival_is(cluster, "default/theirs")
-        assert cluster.published() == {}
-        with pytest.raises(KubeletError, match="ResourceSlices of another process"):
-            await cluster.prepare(claim)
-        await cluster.unprepare(claim)
-        cluster.forget(claim)
-        await cluster.published_is(gpu_0=[], gpu_1=[])
+        cluster.server.change(theirs, lambda one: one["spec"]["pool"].update(generation=number))  # noqa: B023
+    assert ours(cluster) == 0
+    assert theirs in cluster.server.objects
+    await cluster.published_is(90, gpu_0=[], gpu_1=[])
 
 
-async def test_while_ours_has_claims_it_stays_and_leaves_those_of_the_other_process_alone(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        await started(cluster)
-        mine = cluster.claim("mine", "gpu-1")
-        got = await cluster.prepare(mine)
-        our = cluster.dra.drivers[-1]
-        other = await other_driver(node)
-        publishes(cluster, "gpu-0")
-        await rival_is(cluster, UNDER)
-        await node.until(lambda: not ours(cluster), "our slices to go")
-        theirs, unknown = cluster.allocate("theirs", "gpu-0"), cluster.allocate("unknown", "gpu-7")
-        gone = cluster.allocate("gone", "gpu-0")
-        cluster.forget(gone)
-        await node.pass_time(20)
-        cluster.dra.drivers = [our]  # The kubelet calls ours once more.
-        for call in (cluster.dra.prepare, cluster.dra.unprepare):
-            with pytest.raises(KubeletError, match=f"{NVIDIA}-reg.sock"):
-                await node.kubelet.ask(call(theirs))
-        for neither in (unknown, gone):
-            await node.kubelet.ask(cluster.dra.unprepare(neither))
-        await cluster.server.stop()
-        with pytest.raises(KubeletError, match="cannot read claim default/theirs"):
-            await node.kubelet.ask(cluster.dra.unprepare(theirs))
-        await cluster.server.start()
-        assert await cluster.prepare(mine) == got
-        other.kill()
-        await node.kubelet.ask(cluster.dra.unprepare(theirs))  # Nobody else can.
-        await other_driver(node)
-        await rival_is(cluster, "listens on")
-        await cluster.unprepare(mine)
-        await node.until(lambda: not our.path.exists(), "our socket to go")
+async def test_claims_of_a_process_that_ended_are_not_ours_to_prepare(node: Node, cluster: Cluster) -> None:
+    other = await rivalled(cluster)
+    theirs = publishes(cluster, "gpu-0", "gpu-1")
+    claim = cluster.allocate("theirs", "gpu-0")
+    await rival_is(cluster, UNDER)
+    cluster.server.remove(theirs)
+    other.kill()
+    await node.pass_time(40)
+    assert not cluster.dra.is_connected
+    await node.until(lambda: cluster.dra.is_connected, "our driver")
+    await rival_is(cluster, "default/theirs")
+    assert cluster.published() == {}
+    with pytest.raises(KubeletError, match="ResourceSlices of another process"):
+        await cluster.prepare(claim)
+    await cluster.unprepare(claim)
+    cluster.forget(claim)
+    await cluster.published_is(gpu_0=[], gpu_1=[])
 
 
-async def test_without_the_api_server_ours_is_there_for_the_claims_that_it_prepared_alone(node: Node) -> None:
-    async with Cluster(node) as cluster:
-        one = await started(cluster)
-        held = cluster.claim("held", "gpu-0")
-        await cluster.prepare(held)
-        await cluster.server.stop()
-        await one.terminate()
-        two = cluster.gateway("--dra", "only")
-        await cluster.connected()
-        await cluster.unprepare(held)
-        await two.terminate()
-        cluster.gateway("--dra", "only")
-        await node.pass_time(30)
-        assert not cluster.dra.is_connected
-        await cluster.server.start()
-        await cluster.connected()
+async def test_while_ours_has_claims_it_stays_and_leaves_those_of_the_other_process_alone(
+    node: Node, cluster: Cluster
+) -> None:
+    await started(cluster)
+    mine = cluster.claim("mine", "gpu-1")
+    got = await cluster.prepare(mine)
+    our = cluster.dra.drivers[-1]
+    other = await other_driver(node)
+    publishes(cluster, "gpu-0")
+    await rival_is(cluster, UNDER)
+    await node.until(lambda: not ours(cluster), "our slices to go")
+    theirs, unknown = cluster.allocate("theirs", "gpu-0"), cluster.allocate("unknown", "gpu-7")
+    gone = cluster.allocate("gone", "gpu-0")
+    cluster.forget(gone)
+    await node.pass_time(20)
+    cluster.dra.drivers = [our]  # The kubelet calls ours once more.
+    for call in (cluster.dra.prepare, cluster.dra.unprepare):
+        with pytest.raises(KubeletError, match=f"{NVIDIA}-reg.sock"):
+            await node.kubelet.ask(call(theirs))
+    for neither in (unknown, gone):
+        await node.kubelet.ask(cluster.dra.unprepare(neither))
+    await cluster.server.stop()
+    with pytest.raises(KubeletError, match="cannot read claim default/theirs"):
+        await node.kubelet.ask(cluster.dra.unprepare(theirs))
+    await cluster.server.start()
+    assert await cluster.prepare(mine) == got
+    other.kill()
+    await node.kubelet.ask(cluster.dra.unprepare(theirs))  # Nobody else can.
+    await other_driver(node)
+    await rival_is(cluster, "listens on")
+    await cluster.unprepare(mine)
+    await node.until(lambda: not our.path.exists(), "our socket to go")
+
+
+async def test_without_the_api_server_ours_is_there_for_the_claims_that_it_prepared_alone(
+    node: Node, cluster: Cluster
+) -> None:
+    one = await started(cluster)
+    held = cluster.claim("held", "gpu-0")
+    await cluster.prepare(held)
+    await cluster.server.stop()
+    await one.terminate()
+    two = cluster.gateway("--dra", "only")
+    await cluster.connected()
+    await cluster.unprepare(held)
+    await two.terminate()
+    cluster.gateway("--dra", "only")
+    await node.pass_time(30)
+    assert not cluster.dra.is_connected
+    await cluster.server.start()
+    await cluster.connected()
 
 
 async def test_what_a_process_with_our_drivers_name_gave_to_pods_is_given_by_neither_api(node: Node) -> None:

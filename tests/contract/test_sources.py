@@ -207,9 +207,8 @@ async def test_of_two_sources_of_one_name_the_first_keeps_it_and_people_are_told
     ],
 )
 async def test_a_source_that_gives_up_ends_the_gateway_only_where_no_other_has_a_device(
-    node: Node, files: list[str], code: int, status: int | None
+    node: Node, nvidia: Nvidia, files: list[str], code: int, status: int | None
 ) -> None:
-    nvidia = Nvidia(node)
     nvidia.fails("nvmlInit", code)
     for name in files:
         device(nvidia, name)
@@ -236,8 +235,7 @@ async def test_a_source_that_gives_up_ends_the_gateway_only_where_no_other_has_a
     assert one.alive  # It had told of its GPUs once.
 
 
-async def test_a_source_that_needs_another_process_gets_one(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_source_that_needs_another_process_gets_one(node: Node, nvidia: Nvidia) -> None:
     device(nvidia, "fuse")
     await node.start_kubelet()
     one = nvidia.gateway(*configure(node, {"resource": FUSE, "paths": ["/dev/fuse"]}))
@@ -249,8 +247,7 @@ async def test_a_source_that_needs_another_process_gets_one(node: Node) -> None:
     assert one.process.ended.result() == 75
 
 
-async def test_a_source_that_hangs_from_the_start_keeps_no_other_from_being_offered(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_source_that_hangs_from_the_start_keeps_no_other_from_being_offered(node: Node, nvidia: Nvidia) -> None:
     device(nvidia, "fuse")
     nvidia.fails("nvmlInit", 0, hangs=3600)
     await node.start_kubelet()
@@ -260,8 +257,9 @@ async def test_a_source_that_hangs_from_the_start_keeps_no_other_from_being_offe
     await node.allocatable_is(4)
 
 
-async def test_a_source_that_has_not_told_anything_is_named_and_its_devices_are_as_before(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_a_source_that_has_not_told_anything_is_named_and_its_devices_are_as_before(
+    node: Node, nvidia: Nvidia
+) -> None:
     device(nvidia, "fuse")
     await node.start_kubelet()
     options = configure(node, {"resource": FUSE, "paths": ["/dev/fuse"]})
@@ -328,8 +326,9 @@ async def test_under_an_old_name_only_the_source_that_has_the_hardware_answers(n
 
 
 @pytest.mark.parametrize("kind", ["0x030000", "0x030200", "0x120000", "0x020000"])
-async def test_a_gpu_is_known_by_its_pci_class_and_nothing_else_starts_the_gateway(node: Node, kind: str) -> None:
-    nvidia = Nvidia(node)
+async def test_a_gpu_is_known_by_its_pci_class_and_nothing_else_starts_the_gateway(
+    node: Node, nvidia: Nvidia, kind: str
+) -> None:
     for gpu in nvidia.world.gpus:
         folder = nvidia.sys / "bus/pci/devices" / gpu.pci.lower()
         (folder / "vendor").write_text("0x10de\n")
@@ -343,8 +342,7 @@ async def test_a_gpu_is_known_by_its_pci_class_and_nothing_else_starts_the_gatew
     await node.allocatable_is(4)
 
 
-async def test_nvml_is_taken_from_the_drivers_root(node: Node) -> None:
-    nvidia = Nvidia(node)
+async def test_nvml_is_taken_from_the_drivers_root(node: Node, nvidia: Nvidia) -> None:
     (nvidia.driver / "usr/lib64").rename(nvidia.driver / "lib64")
     await node.start_kubelet()
     nvidia.gateway()

@@ -33,9 +33,8 @@ async def goes_on(node: Node, one: Gateway) -> None:
 @pytest.mark.parametrize(("function", "code"), [("nvmlInit", 999), ("nvmlDeviceGetHandleByIndex", 15)])
 @BESIDE
 async def test_a_node_that_served_nothing_stops_no_update(
-    node: Node, function: str, code: int, *, beside: bool
+    node: Node, nvidia: Nvidia, function: str, code: int, *, beside: bool
 ) -> None:
-    nvidia = Nvidia(node)
     await node.start_kubelet()
     older = nvidia.gateway()
     await node.allocatable_is(4)
@@ -57,8 +56,7 @@ async def test_what_served_before_a_reboot_is_not_waited_for(node: Node) -> None
 
 
 @BESIDE
-async def test_what_a_setting_withdrew_is_not_waited_for(node: Node, *, beside: bool) -> None:
-    nvidia = Nvidia(node)
+async def test_what_a_setting_withdrew_is_not_waited_for(node: Node, nvidia: Nvidia, *, beside: bool) -> None:
     await node.start_kubelet()
     older = nvidia.gateway()
     await node.allocatable_is(4)
