@@ -44,9 +44,7 @@ def test_a_scenario_through_the_bridge(jobs: tuple[Job, ...], recordings: Record
 
 @pytest.mark.genuine
 @pytest.mark.parametrize("version", ["1.20", "1.28", "1.37"])
-async def test_a_device_that_the_kubelet_forgot_while_it_waited_goes_to_no_second_pod(
-    folder: Path, version: str
-) -> None:
+async def test_a_device_forgotten_in_an_allocate_goes_to_no_other(folder: Path, version: str) -> None:
     binary = built(version)
     assert binary is not None, f"kubelet {version} is not built: make kubelets"
     held, came = await play_forgotten_in_flight(folder, version, binary)

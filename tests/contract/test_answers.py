@@ -175,9 +175,7 @@ async def test_a_gpu_is_named_in_cdi_only_to_a_kubelet_that_takes_it(
     assert all(one.startswith("cdi.k8s.io/nvidia-device-plugin_") for one in given.annotations)
 
 
-async def test_a_kubelet_of_which_it_is_not_known_gets_the_cdi_name_and_what_arrives_for_sure(
-    node: Node, nvidia: Nvidia
-) -> None:
+async def test_an_unknown_kubelet_gets_the_cdi_name_and_what_arrives_for_sure(node: Node, nvidia: Nvidia) -> None:
     for strategies in ("cdi-cri", "envvar,cdi-cri"):
         await node.start_kubelet("1.29")
         manager = node.kubelet.manager
@@ -293,9 +291,7 @@ async def test_an_answer_changes_with_the_configuration(node: Node, nvidia: Nvid
     [[{"uuid": "a", "health": "Unhealthy", "reason": "smells"}, {"uuid": "b"}], [{"uuid": "b"}]],
     ids=["ill", "gone"],
 )
-async def test_a_container_whose_gpu_is_made_ready_starts_only_with_a_healthy_one(
-    node: Node, now: list[dict[str, str]]
-) -> None:
+async def test_a_container_whose_gpu_is_made_ready_starts_if_healthy(node: Node, now: list[dict[str, str]]) -> None:
     well = {GPU: {"gpus": [{"uuid": "a"}, {"uuid": "b"}], "pre_start": True}}
     node.simulate({GPU: {"gpus": [{"uuid": "a"}], "pre_start": True}})
     await node.served(1)

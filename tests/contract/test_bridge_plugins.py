@@ -284,9 +284,7 @@ async def test_people_read_the_chain_from_the_plugin_to_the_kubelet(node: Node) 
 
 
 @pytest.mark.parametrize(("api", "place"), [("v1beta1", (1,)), ("v1alpha2", ())])
-async def test_a_gateway_that_starts_has_the_devices_of_a_plugin_that_is_away(
-    node: Node, api: str, place: tuple[int, ...]
-) -> None:
+async def test_a_new_gateway_has_the_devices_of_an_absent_plugin(node: Node, api: str, place: tuple[int, ...]) -> None:
     devices = (Device("a", numa_nodes=(1,)), Device("b", Health.UNHEALTHY))
     one, plugin = await served(node, devices=devices, api=api)
     await plugin.end()
@@ -324,9 +322,7 @@ async def test_a_start_calls_plugins_before_it_has_them_register_again(node: Nod
 
 @pytest.mark.parametrize("version", ["1.28", "1.37"])
 @pytest.mark.parametrize("chooses", [False, True])
-async def test_a_device_that_the_kubelet_forgot_while_it_waited_goes_to_no_second_pod(
-    node: Node, version: str, *, chooses: bool
-) -> None:
+async def test_a_device_forgotten_in_an_allocate_goes_to_no_other(node: Node, version: str, *, chooses: bool) -> None:
     await node.start_kubelet(version)
     bridging(node)
     names = "abc" if chooses else "ab"
@@ -447,9 +443,7 @@ async def test_names_without_end_are_counted_together(node: Node) -> None:
     await good.register()
 
 
-async def test_of_many_that_register_at_once_no_more_are_taken_and_one_that_went_without_devices_makes_room(
-    node: Node,
-) -> None:
+async def test_of_many_plugins_at_once_some_are_taken_and_one_that_went_without_devices_makes_room(node: Node) -> None:
     bridging(node)
     plugins = [
         Neighbour(node, resource=f"vendor.example/n{number}", endpoint=f"{number}.sock", devices=())

@@ -60,9 +60,7 @@ async def test_a_claims_specification_can_be_read_by_container_runtimes(node: No
     assert file.stat().st_mode & 0o777 == 0o644
 
 
-async def test_where_no_specification_can_be_written_a_claim_is_refused_and_gets_its_gpu_later(
-    node: Node, cluster: Cluster
-) -> None:
+async def test_a_claim_whose_specification_cannot_be_written_gets_its_gpu_later(node: Node, cluster: Cluster) -> None:
     first, _ = await of_amd(cluster)
     claim = cluster.claim("claim", first, driver=OF_AMD)
     shutil.rmtree(node.cdi, ignore_errors=True)
@@ -134,9 +132,7 @@ async def at_once(cluster: Cluster, *claims: Claim) -> list[Any]:
 
 
 @pytest.mark.parametrize("gateways", [1, 2])
-async def test_of_two_claims_that_are_asked_for_at_once_one_gets_the_gpu(
-    node: Node, cluster: Cluster, gateways: int
-) -> None:
+async def test_of_two_claims_at_once_one_gets_the_gpu(node: Node, cluster: Cluster, gateways: int) -> None:
     await started(cluster)
     if gateways == 2:
         cluster.gateway("--dra", "only")
@@ -154,10 +150,7 @@ async def test_of_two_claims_that_are_asked_for_at_once_one_gets_the_gpu(
         await cluster.end(loser)
 
 
-async def test_a_claim_keeps_what_it_had_though_another_gateway_gave_away_what_it_was_allocated_again(
-    node: Node,
-    cluster: Cluster,
-) -> None:
+async def test_a_claim_keeps_its_gpu_though_another_gateway_gave_away_its_new_one(node: Node, cluster: Cluster) -> None:
     await started(cluster)
     cluster.gateway("--dra", "only")
     await node.until(lambda: len(cluster.dra.drivers) == 2, "both drivers")
@@ -236,9 +229,7 @@ async def elsewhere(cluster: Cluster, claim: Claim) -> None:
 
 
 @pytest.mark.parametrize("change", [taken_away, held_by_another, elsewhere])
-async def test_a_claim_that_cannot_have_what_it_was_allocated_again_keeps_what_it_had(
-    cluster: Cluster, change: Any
-) -> None:
+async def test_a_claim_that_cannot_have_its_new_allocation_keeps_the_old_one(cluster: Cluster, change: Any) -> None:
     await started(cluster)
     claim = cluster.claim("claim", "gpu-0")
     got = await cluster.prepare(claim)
@@ -317,9 +308,7 @@ async def test_parameters_that_ask_for_nothing_are_accepted(cluster: Cluster, pa
 
 
 @pytest.mark.parametrize("parameters", [mig(), mig({"strategy": "TimeSlicing"}), gpu(MPS)], ids=str)
-async def test_parameters_that_ask_for_nothing_of_a_mig_instance_are_accepted(
-    cluster: Cluster, parameters: Any
-) -> None:
+async def test_parameters_that_ask_nothing_of_a_mig_instance_are_accepted(cluster: Cluster, parameters: Any) -> None:
     name = await with_mig(cluster)
     claim = with_parameters(cluster, cluster.claim("claim", name), config(parameters))
     assert (await cluster.prepare(claim)).names
@@ -427,9 +416,7 @@ async def test_of_several_parameters_the_last_one_counts(node: Node, name: str) 
 
 
 @pytest.mark.parametrize(("request_", "reason"), [("gpu", "MPS"), ("gpu/large", "MPS"), ("gpu/small", "")])
-async def test_parameters_for_a_request_are_for_its_subrequests_too(
-    cluster: Cluster, request_: str, reason: str
-) -> None:
+async def test_parameters_of_a_request_are_for_its_subrequests(cluster: Cluster, request_: str, reason: str) -> None:
     await started(cluster)
     claim = cluster.allocate("claim", "gpu-0", request="gpu/large")
     with_parameters(cluster, claim, config(gpu(MPS), request_))
@@ -475,9 +462,7 @@ async def test_a_refused_claim_is_reported_until_its_end(node: Node, cluster: Cl
     assert not (await driver(cluster))["refused"]
 
 
-async def test_a_claim_that_waits_in_vain_is_reported_until_the_kubelet_asks_again(
-    node: Node, cluster: Cluster
-) -> None:
+async def test_a_claim_that_waits_in_vain_is_reported_until_it_is_asked_for_again(node: Node, cluster: Cluster) -> None:
     await started(cluster)
     await cluster.prepare(cluster.claim("held", "gpu-0"))
     late = cluster.allocate("late", "gpu-0")
@@ -677,9 +662,7 @@ async def test_without_dra_a_claims_gpu_is_withheld_and_people_read_why(node: No
     assert "claim default/held (pod held)" in row["reason"]
 
 
-async def test_a_gateway_that_starts_without_the_api_server_serves_the_claims_that_it_prepared(
-    node: Node, cluster: Cluster
-) -> None:
+async def test_a_gateway_without_the_api_server_serves_the_claims_it_prepared(node: Node, cluster: Cluster) -> None:
     one = await started(cluster)
     held = cluster.claim("held", "gpu-0")
     got = await cluster.prepare(held)
@@ -734,9 +717,7 @@ async def test_a_gpu_that_is_left_out_is_offered_to_nobody_and_its_claim_keeps_i
     await cluster.published_is(gpu_1=[])
 
 
-async def test_a_claim_of_two_drivers_has_its_devices_of_each_until_that_one_is_unprepared(
-    node: Node, cluster: Cluster
-) -> None:
+async def test_a_claim_of_two_drivers_has_the_devices_of_each_until_its_end(node: Node, cluster: Cluster) -> None:
     node.simulate({GPU: {"gpus": [{"uuid": A}]}, AMD: {"gpus": [{"uuid": "a", "device_nodes": ["/dev/dri/card1"]}]}})
     await cluster.start_kubelet()
     cluster.gateway("--dra", "only")
@@ -799,9 +780,7 @@ async def test_where_one_api_is_served_nothing_moves(node: Node, cluster: Cluste
         await one.order("move", to="dra", ids=[])
 
 
-async def test_a_pod_that_goes_on_is_asked_about_less_and_less_often_and_an_outage_hides_no_end(
-    node: Node, cluster: Cluster
-) -> None:
+async def test_a_pod_that_runs_on_is_asked_about_less_and_an_outage_hides_no_end(node: Node, cluster: Cluster) -> None:
     one, held = await held_by_name(cluster)
     cluster.pod("pod", phase="Running", startTime="2026-01-01T00:00:00Z")
     await one.terminate()

@@ -207,9 +207,7 @@ async def test_events_tell_once_what_becomes_of_a_gpu(node: Node, cluster: Clust
     await node.until(lambda: len(events(cluster)) == 4, "the same of the same GPU later")
 
 
-async def test_a_gpu_that_comes_ill_is_told_and_one_that_is_shared_since_is_not_told_again(
-    node: Node, cluster: Cluster
-) -> None:
+async def test_a_gpu_that_comes_ill_is_told_and_a_newly_shared_one_not_again(node: Node, cluster: Cluster) -> None:
     cluster.gateway("--node-events", *configure(node, {"version": "v1"}))
     await node.allocatable_is(2)
     gpus = [{"uuid": one} for one in (A, B, "GPU-c")]
@@ -729,7 +727,7 @@ async def test_a_renewed_token_and_ca_are_used_from_then_on(node: Node, cluster:
 
 
 @pytest.mark.parametrize(("option", "component"), [("--node-condition", "api-server"), ("--dra=on", "dra")])
-async def test_who_lacks_rights_hears_which_component_has_them(
+async def test_missing_rights_are_reported_with_their_component(
     node: Node, cluster: Cluster, option: str, component: str
 ) -> None:
 

@@ -104,9 +104,7 @@ async def test_a_script_reads_each_device_with_every_key(node: Node) -> None:
         ([B, "2"], {B, C}),
     ],
 )
-async def test_devices_are_named_by_id_its_beginning_index_resource_or_gpu(
-    node: Node, names: list[str], expected: set[str]
-) -> None:
+async def test_devices_are_named_by_id_index_resource_or_gpu(node: Node, names: list[str], expected: set[str]) -> None:
     _, shell = await ready(node, "--mig-strategy=mixed", mig={0: ["1g.10gb", "1g.10gb"]})
     await node.allocatable_is(2, PART)
     await node.pass_time(2)
@@ -387,9 +385,7 @@ async def test_a_person_reads_how_a_gateway_is(node: Node) -> None:
 @pytest.mark.parametrize(
     ("pattern", "words"), [("0,7", "exclude-devices: '7' names no GPU"), ("0", "left out simulated: GPU 0")]
 )
-async def test_settings_that_do_nothing_and_gpus_that_are_left_out_are_shown(
-    node: Node, pattern: str, words: str
-) -> None:
+async def test_settings_without_effect_and_gpus_left_out_are_shown(node: Node, pattern: str, words: str) -> None:
     _, shell = await ready(node, "--exclude-devices", pattern)
     assert words in " ".join((await shell("status")).split())
 

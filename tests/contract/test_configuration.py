@@ -137,7 +137,7 @@ async def test_a_memory_that_kubelets_would_delete_is_refused(node: Node) -> Non
         ("gateway:\n  bridge:\n    deadlines:\n    - {resource: a.b/c, seconds: 0}\n", ("line 4", "600")),
     ],
 )
-async def test_a_wrong_file_ends_the_start_with_its_line_and_is_no_reason_to_end_later(
+async def test_a_wrong_file_ends_the_start_with_its_line_and_nothing_later(
     node: Node, text: str, words: tuple[str, ...]
 ) -> None:
     file = node.folder / "config.yaml"

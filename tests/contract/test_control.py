@@ -140,9 +140,7 @@ async def test_an_order_that_can_not_be_written_down_says_so_and_is_in_force(nod
         ("", {}, "unknown op"),
     ],
 )
-async def test_an_order_that_means_nothing_is_refused_in_words(
-    node: Node, op: str, fields: Mapping[str, Any], words: str
-) -> None:
+async def test_a_meaningless_order_is_refused(node: Node, op: str, fields: Mapping[str, Any], words: str) -> None:
     one = await node.served(8)
     with pytest.raises(OrderError, match=words):
         await one.order(op, **fields)

@@ -44,7 +44,7 @@ def lift(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("options", [(WATCHES,), ("--node-condition",), ("--dra", "on"), ("--dra", "only")], ids=str)
-async def test_devices_that_the_annotation_names_are_cordoned_as_long_as_it_is_there(
+async def test_what_the_annotation_names_is_cordoned_while_it_is_there(
     node: Node, cluster: Cluster, options: tuple[str, ...]
 ) -> None:
     one = cluster.gateway(*options)
@@ -107,9 +107,7 @@ async def test_the_gateway_that_takes_over_goes_on_with_it(node: Node, cluster: 
     await cordoned_are(node, two, B)
 
 
-async def test_a_command_lifts_no_cordon_of_the_annotation_and_the_annotation_none_of_a_command(
-    node: Node, cluster: Cluster
-) -> None:
+async def test_neither_command_nor_annotation_lifts_the_other_s_cordon(node: Node, cluster: Cluster) -> None:
     one = cluster.gateway(WATCHES)
     await node.allocatable_is(2)
     cluster.annotate(cordon=f"{A},{B}")

@@ -84,9 +84,7 @@ async def test_an_order_that_was_answered_survives_a_kill_at_that_moment(node: N
 
 
 @pytest.mark.parametrize("moment", [0.0, 0.3, 0.5, 0.55, 0.6, 0.7, 1.2, 2.0])
-async def test_a_kill_at_any_moment_of_a_crossing_gives_no_gpu_twice(
-    node: Node, cluster: Cluster, moment: float
-) -> None:
+async def test_a_kill_at_any_moment_of_a_move_gives_no_gpu_twice(node: Node, cluster: Cluster, moment: float) -> None:
     twice = watch_both(cluster)
     claims: list[Claim] = []
     for to in ("dra", "plugin", "dra"):
@@ -227,9 +225,7 @@ async def test_what_another_driver_has_stays_withheld_through_a_start_of_all(nod
 
 
 @pytest.mark.parametrize("prepared", [True, False])
-async def test_without_its_state_file_it_gives_nothing_that_a_claim_has(
-    node: Node, cluster: Cluster, *, prepared: bool
-) -> None:
+async def test_without_its_state_file_it_gives_no_claim_s_gpu(node: Node, cluster: Cluster, *, prepared: bool) -> None:
     await all_to_dra(cluster)
     claim = cluster.claim("claim", "gpu-0")
     if prepared:
@@ -334,9 +330,7 @@ async def test_the_scheduler_hears_of_less_before_the_kubelet_and_of_more_at_onc
 @pytest.mark.parametrize(
     ("bound", "kind"), [("before", "containers"), ("before", "initContainers"), ("meanwhile", "containers")]
 )
-async def test_a_pod_that_was_bound_by_the_old_number_gets_its_gpu(
-    node: Node, cluster: Cluster, bound: str, kind: str
-) -> None:
+async def test_a_pod_bound_by_the_old_number_gets_its_gpu(node: Node, cluster: Cluster, bound: str, kind: str) -> None:
     await there_and_back(cluster)
     if bound == "before":
         cluster.pod("pod", 2, kind)
@@ -433,9 +427,7 @@ async def test_before_a_handover_no_pod_is_on_its_way_to_a_gateway_that_ends(nod
 
 
 @pytest.mark.parametrize("first", ["the order", "the kubelet's start"])
-async def test_what_the_kubelet_forgot_goes_to_no_claim_until_an_operator_says_so(
-    node: Node, cluster: Cluster, first: str
-) -> None:
+async def test_what_the_kubelet_forgot_goes_to_no_claim_by_itself(node: Node, cluster: Cluster, first: str) -> None:
     [held] = (await node.admit("pod")).devices[GPU]
     await node.pass_time(10)
     if first == "the order":

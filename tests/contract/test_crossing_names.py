@@ -90,9 +90,7 @@ async def test_an_older_kubelet_on_the_node_counts_at_once(node: Node, cluster: 
 
 
 @pytest.mark.parametrize("classes", ["named", "hidden"])
-async def test_a_gateway_that_starts_offers_nothing_that_pods_by_name_would_run_without(
-    node: Node, cluster: Cluster, classes: str
-) -> None:
+async def test_a_new_gateway_offers_nothing_that_pods_would_lack(node: Node, cluster: Cluster, classes: str) -> None:
     await all_to_dra(cluster)
     device_class(cluster)
     node.gateways[-1].kill()
@@ -202,9 +200,7 @@ async def test_what_a_pod_by_name_had_waits_while_a_slice_offers_it(node: Node, 
     assert (await node.admit("pod")).devices[GPU] == (A,)
 
 
-async def test_what_a_pod_by_name_had_waits_until_it_is_known_which_slices_there_are(
-    node: Node, cluster: Cluster
-) -> None:
+async def test_what_a_pod_by_name_had_waits_until_the_slices_are_known(node: Node, cluster: Cluster) -> None:
     await all_to_dra(cluster)
     claim = cluster.claim("claim", "gpu-0", by_name=True)
     await cluster.prepare(claim)
@@ -222,9 +218,7 @@ async def test_what_a_pod_by_name_had_waits_until_it_is_known_which_slices_there
     await sides(cluster, "plugin", "dra")
 
 
-async def test_an_order_to_dra_counts_though_the_pod_that_had_it_by_name_ends_meanwhile(
-    node: Node, cluster: Cluster
-) -> None:
+async def test_an_order_to_dra_counts_though_the_pod_by_name_ends_meanwhile(node: Node, cluster: Cluster) -> None:
     await all_to_dra(cluster)
     claim = await lent(cluster)
     await node.pass_time(20)
@@ -273,9 +267,7 @@ async def test_of_a_shared_gpu_that_a_pod_had_by_name_another_claim_keeps_its_pa
 # -- another DRA driver -----------------------------------------------------------------------------------------------
 
 
-async def test_people_read_which_driver_has_a_gpu_and_nobody_is_given_it_meanwhile(
-    node: Node, cluster: Cluster
-) -> None:
+async def test_people_read_which_driver_has_a_gpu_and_no_pod_gets_it_meanwhile(node: Node, cluster: Cluster) -> None:
     await node.pass_time(20)
     who = f"{THEIRS} offers it as x in {THEIRS}-theirs"
     cluster.offer(THEIRS, x=A)
@@ -344,9 +336,7 @@ async def test_without_its_state_file_it_gives_nothing_that_another_driver_offer
         await node.refused("other")
 
 
-async def test_a_kubelet_that_starts_is_not_given_what_moves_and_another_driver_offers(
-    node: Node, cluster: Cluster
-) -> None:
+async def test_a_new_kubelet_gets_nothing_that_moves_or_is_another_driver_s(node: Node, cluster: Cluster) -> None:
     held = (await node.admit("pod")).devices[GPU][0]
     await cross(cluster, "dra")
     await node.until(lambda: len(cluster.published()) == 1, "one GPU to move")

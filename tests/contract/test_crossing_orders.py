@@ -52,9 +52,7 @@ async def device(node: Node, gpu: str) -> dict[str, Any]:
 # -- what people read -------------------------------------------------------------------------------------------------
 
 
-async def test_the_status_says_where_each_gpu_is_who_holds_it_and_since_when_it_moves(
-    node: Node, cluster: Cluster
-) -> None:
+async def test_the_status_says_where_each_gpu_is_who_has_it_and_how_long_it_moves(node: Node, cluster: Cluster) -> None:
     assert (await side(cluster, A))["words"] == "offered by the device plugin API; `gateway move --to dra` moves it"
     held = (await node.admit("pod")).devices[GPU][0]
     other = B if held == A else A
@@ -106,9 +104,7 @@ async def test_a_claim_keeps_no_free_gpu_from_pods(node: Node, cluster: Cluster)
     assert "can't be scheduled" not in said
 
 
-async def test_a_dry_run_says_what_gpus_would_wait_for_and_why_an_order_would_be_refused(
-    node: Node, cluster: Cluster
-) -> None:
+async def test_a_dry_run_says_what_gpus_wait_for_and_why_it_would_be_refused(node: Node, cluster: Cluster) -> None:
     held = (await node.admit("pod")).devices[GPU][0]
     await node.pass_time(20)
     answer = await order(node, "move", to="dra", ids=[], dry_run=True)
@@ -188,9 +184,7 @@ async def test_a_gpu_of_dra_that_is_lost_can_be_forgotten(node: Node, cluster: C
 # -- who holds what ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_shared_gpu_moves_when_its_last_replica_is_free_and_its_replicas_are_given_to_claims(
-    node: Node,
-) -> None:
+async def test_a_shared_gpu_moves_when_its_last_replica_is_free_and_claims_get_its_replicas(node: Node) -> None:
     file = node.folder / "config.yaml"
     file.write_text(
         json.dumps({"sharing": {"timeSlicing": {"resources": [{"name": GPU, "replicas": 2}]}}, "version": "v1"})
@@ -245,9 +239,7 @@ async def test_partitions_of_a_gpu_move_together(node: Node) -> None:
 
 
 @pytest.mark.parametrize("table", [False, True])
-async def test_what_is_prepared_for_claims_is_theirs_when_the_device_plugin_api_is_served_too(
-    node: Node, *, table: bool
-) -> None:
+async def test_prepared_claims_keep_theirs_when_the_device_plugin_api_is_served_too(node: Node, *, table: bool) -> None:
     async with Cluster(node, "1.37") as cluster:
         simulate(node)
         await cluster.start_kubelet("1.37")
@@ -313,9 +305,7 @@ async def test_a_late_allocate_is_refused_on_the_way_to_dra_and_there(node: Node
             await late.allocate(A)
 
 
-async def test_on_the_way_to_dra_a_pods_other_containers_get_what_its_init_container_has(
-    node: Node, cluster: Cluster
-) -> None:
+async def test_on_the_way_to_dra_containers_get_what_their_init_container_has(node: Node, cluster: Cluster) -> None:
     [held] = (await node.kubelet.ask(node.kubelet.manager.admit("pod", {GPU: 1}, container="init", init=True))).devices[
         GPU
     ]
@@ -332,9 +322,7 @@ async def test_on_the_way_to_dra_a_pods_other_containers_get_what_its_init_conta
 
 
 @pytest.mark.parametrize("moment", [0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5])
-async def test_of_a_pod_and_a_late_claim_that_come_together_one_gets_the_gpu(
-    node: Node, cluster: Cluster, moment: float
-) -> None:
+async def test_of_a_pod_and_a_late_claim_at_once_one_gets_the_gpu(node: Node, cluster: Cluster, moment: float) -> None:
     twice = watch_both(cluster)
     await node.admit("first")
     await node.admit("ended")  # The kubelet's checkpoint names it until another pod gets a device.
@@ -431,9 +419,7 @@ async def test_a_kubelet_that_is_upgraded_takes_claims(node: Node) -> None:
 # -- a server, disk or kubelet that is slow or away -------------------------------------------------------------------
 
 
-async def test_an_order_that_is_not_answered_is_given_up_and_not_carried_out_later(
-    node: Node, cluster: Cluster
-) -> None:
+async def test_an_order_without_an_answer_is_given_up_and_not_carried_out_later(node: Node, cluster: Cluster) -> None:
     await node.pass_time(20)
     cluster.hang()
     async with asyncio.timeout(25):
@@ -492,9 +478,7 @@ async def test_a_disk_that_takes_nothing_stops_an_order(node: Node, cluster: Clu
     await sides(cluster, "plugin", "plugin")
 
 
-async def test_a_number_that_the_kubelet_writes_over_the_lowered_one_is_lowered_again_first(
-    node: Node, cluster: Cluster
-) -> None:
+async def test_a_number_that_the_kubelet_writes_over_is_lowered_again_first(node: Node, cluster: Cluster) -> None:
     await there_and_back(cluster)
     await node.pass_time(20)
     ordering = asyncio.create_task(cross(cluster, "dra", A))
@@ -612,9 +596,7 @@ async def test_what_a_slice_of_before_may_offer_waits_until_the_slices_are_known
 # -- how often it asks, and what it says meanwhile --------------------------------------------------------------------
 
 
-async def test_while_a_gpu_waits_for_a_claim_the_clusters_claims_are_listed_seldom(
-    node: Node, cluster: Cluster
-) -> None:
+async def test_while_a_gpu_waits_for_a_claim_the_claims_are_listed_seldom(node: Node, cluster: Cluster) -> None:
     await all_to_dra(cluster)
     claim = cluster.claim("claim", "gpu-0")
     await cross(cluster, "plugin", A)
@@ -664,9 +646,7 @@ async def test_people_read_why_nobody_knows_which_claims_there_are(node: Node, c
     assert "doesn't say" not in (await side(cluster, A))["words"]
 
 
-async def test_an_annotation_that_cannot_be_followed_is_tried_seldom_and_soon_after_it_can(
-    node: Node, cluster: Cluster
-) -> None:
+async def test_an_annotation_that_cannot_be_followed_is_tried_seldom_until_it_can(node: Node, cluster: Cluster) -> None:
     await node.pass_time(20)
     cluster.server.forbidden = "nodes/n1/status"
     cluster.annotate(move_to="dra")

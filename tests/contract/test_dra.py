@@ -56,9 +56,7 @@ async def test_what_was_prepared_or_unprepared_survives_a_kill_at_that_moment(no
     assert (await cluster.prepare(late)).gpus == got.gpus
 
 
-async def test_without_the_api_server_a_prepared_claim_gets_the_same_again_and_a_new_one_waits(
-    node: Node, cluster: Cluster
-) -> None:
+async def test_without_the_api_server_a_new_claim_waits_and_a_prepared_one_not(node: Node, cluster: Cluster) -> None:
     await started(cluster)
     held, new = cluster.claim("held", "gpu-0"), cluster.claim("new", "gpu-1")
     got = await cluster.prepare(held)
@@ -123,10 +121,7 @@ async def test_a_replica_is_one_claim_s_and_the_next_replica_may_be_another_s(no
         await node.kubelet.ask(cluster.dra.prepare(cluster.claim("three", second)))  # The oracle knows no shared GPU.
 
 
-async def test_a_claim_that_is_gone_is_forgotten_at_the_second_look_and_never_while_the_kubelet_is_away(
-    node: Node,
-    cluster: Cluster,
-) -> None:
+async def test_a_claim_that_is_gone_is_forgotten_at_the_second_look_of_a_kubelet(node: Node, cluster: Cluster) -> None:
     await started(cluster)
     held = cluster.claim("held", "gpu-0")
     await cluster.prepare(held)
@@ -155,9 +150,7 @@ async def test_a_claim_that_is_gone_is_forgotten_at_the_second_look_and_never_wh
 
 
 @pytest.mark.parametrize("meanwhile", ["the kubelet starts again", "the API server has another version"])
-async def test_no_claim_is_forgotten_by_looks_that_say_nothing_of_its_pod(
-    node: Node, cluster: Cluster, meanwhile: str
-) -> None:
+async def test_no_claim_is_forgotten_by_looks_without_its_pod(node: Node, cluster: Cluster, meanwhile: str) -> None:
     await started(cluster)
     held = cluster.claim("held", "gpu-0")
     await cluster.prepare(held)
@@ -356,9 +349,7 @@ async def test_a_kubelet_that_takes_one_instance_gets_one(node: Node) -> None:
         await cluster.published_is(gpu_0=[], gpu_1=[])
 
 
-async def test_a_name_that_another_process_has_is_left_to_it_until_it_was_away_for_a_minute(
-    node: Node, cluster: Cluster
-) -> None:
+async def test_another_process_keeps_its_name_until_it_was_away_for_a_minute(node: Node, cluster: Cluster) -> None:
     simulate(node)
     other = await other_driver(node)
     await cluster.start_kubelet()
@@ -398,9 +389,7 @@ async def test_a_restart_of_the_kubelet_brings_the_slices_back_and_changes_no_cl
 @pytest.mark.parametrize(
     ("reason", "told"), [("no such plugin here", "no such plugin here"), (" ", "refused, without a reason")]
 )
-async def test_nothing_is_offered_while_the_kubelet_takes_no_driver(
-    node: Node, cluster: Cluster, reason: str, told: str
-) -> None:
+async def test_nothing_is_offered_if_no_driver_is_taken(node: Node, cluster: Cluster, reason: str, told: str) -> None:
     simulate(node)
     (await cluster.start_kubelet()).refuses = reason
     one = cluster.gateway("--dra", "only")
@@ -516,9 +505,7 @@ async def test_what_a_static_pod_has_is_not_offered_while_its_mirror_runs(node: 
     await node.until(lambda: len(cluster.published()) == 2, "both GPUs to be offered", 30)
 
 
-async def test_an_order_to_a_gateway_that_stands_by_is_carried_out_by_the_one_that_leads(
-    node: Node, cluster: Cluster
-) -> None:
+async def test_an_order_to_a_standby_is_carried_out_by_the_leader(node: Node, cluster: Cluster) -> None:
     older = await started(cluster)
     newer = cluster.gateway("--dra", "only")
     await node.until(lambda: newer.said("leader", stage="leading"), "the newer one to lead")
@@ -536,9 +523,7 @@ async def test_a_gateway_that_takes_over_prepares_claims_at_once(node: Node, clu
 
 
 @pytest.mark.parametrize("dra", ["on", "only"])
-async def test_a_gateway_that_can_write_nothing_down_waits_is_not_ready_and_says_why(
-    node: Node, cluster: Cluster, dra: str
-) -> None:
+async def test_a_gateway_that_cannot_write_is_not_ready_and_says_why(node: Node, cluster: Cluster, dra: str) -> None:
     simulate(node)
     await cluster.start_kubelet()
     node.disk.fails = errno.EROFS

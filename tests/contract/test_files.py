@@ -67,9 +67,7 @@ async def test_which_files_are_devices(node: Node, rule: dict[str, Any], expecte
 @pytest.mark.parametrize(
     ("content", "expected"), [("1\n", (1,)), ("0\n", (0,)), ("-1\n", ()), ("99999\n", ()), ("nonsense", ()), (None, ())]
 )
-async def test_a_file_is_listed_on_its_numa_node_if_it_has_one(
-    node: Node, content: str | None, expected: tuple[int, ...]
-) -> None:
+async def test_a_file_is_listed_on_its_numa_node(node: Node, content: str | None, expected: tuple[int, ...]) -> None:
     host = Host(node)
     device(host, "fpga0")
     folder = host.sys / "dev/char" / NULL / "device"
@@ -95,9 +93,7 @@ async def test_a_file_is_listed_on_its_numa_node_if_it_has_one(
         ),
     ],
 )
-async def test_a_container_gets_the_nodes_of_its_files(
-    node: Node, rule: dict[str, Any], asked: list[str], expected: list[str]
-) -> None:
+async def test_containers_get_files(node: Node, rule: dict[str, Any], asked: list[str], expected: list[str]) -> None:
     host = Host(node)
     for name in ("fpga0", "fpga1", "control1", "control0"):
         device(host, name)
@@ -170,9 +166,7 @@ async def test_a_list_and_a_container_without_what_all_share_are_refused(node: N
         pytest.param(["/dev/fpga1"], 1, {"/dev/fpga1"}, id="the one that must be"),
     ],
 )
-async def test_a_choice_that_nobody_can_make_is_refused(
-    node: Node, must: list[str], count: int, chosen: set[str] | None
-) -> None:
+async def test_no_impossible_choice_is_made(node: Node, must: list[str], count: int, chosen: set[str] | None) -> None:
     host = Host(node)
     device(host, "fpga0")
     device(host, "fpga1")

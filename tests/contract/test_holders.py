@@ -209,9 +209,7 @@ async def test_what_needs_a_reset_is_unhealthy_whatever_it_is_offered_as(
 
 @pytest.mark.parametrize("version", ["1.20", "1.28", "1.37"])
 @pytest.mark.parametrize("dies", [False, True])
-async def test_what_only_the_kubelet_s_records_said_is_not_forgotten_with_them(
-    node: Node, version: str, dies: bool
-) -> None:
+async def test_what_only_the_records_said_is_not_forgotten_with_them(node: Node, version: str, dies: bool) -> None:
     node.simulate(gpus(0, 1))
     await node.start_kubelet(version)
     one = node.gateway(*configure(node, shared(2, rename=OTHER)))
@@ -394,9 +392,7 @@ async def test_while_nobody_can_say_who_has_a_gpu_it_has_no_new_name_for_ten_min
 
 
 @pytest.mark.parametrize("seen", [True, False])
-async def test_what_nobody_wrote_down_is_held_while_the_kubelet_s_records_cannot_be_read(
-    node: Node, seen: bool
-) -> None:
+async def test_what_nobody_wrote_down_is_held_while_the_records_cannot_be_read(node: Node, seen: bool) -> None:
     node.simulate(gpus(0, 1))
     one = await node.served(2)
     await node.admit("pod")
@@ -453,7 +449,7 @@ async def forgets(node: Node, *pods: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS[:2])
 @pytest.mark.parametrize("first", ["the records", "the edit", "both while no gateway runs"])
-async def test_what_the_kubelet_forgot_is_withheld_under_every_name_until_an_operator_says_otherwise(
+async def test_what_the_kubelet_forgot_is_withheld_under_all_names_until_an_order(
     node: Node, first: str, way: str
 ) -> None:
     node.simulate(gpus(0, 1))
@@ -496,9 +492,7 @@ async def test_what_the_kubelet_forgot_is_not_lost_with_a_gateway_that_dies_at_o
     assert await free(two) == {OTHER: ["GPU-1::0", "GPU-1::1"]}
 
 
-async def test_what_nobody_wrote_down_and_the_kubelet_forgot_is_withheld_until_an_operator_says_otherwise(
-    node: Node,
-) -> None:
+async def test_what_nobody_wrote_down_and_the_kubelet_forgot_is_withheld_until_an_order(node: Node) -> None:
     node.simulate(gpus(0, 1))
     one = await node.served(2, *configure(node, {}))
     await node.admit("pod")

@@ -138,9 +138,7 @@ async def test_what_one_kubelet_showed_is_no_evidence_of_the_next(node: Node) ->
         ("1.40", {"grpc_go": "1.99.0"}, "1.37 and later"),
     ],
 )
-async def test_an_operator_sees_which_kubelets_it_may_be(
-    node: Node, version: str, differs: dict[str, Any], kubelets: str
-) -> None:
+async def test_the_likely_kubelets_are_told(node: Node, version: str, differs: dict[str, Any], kubelets: str) -> None:
     await node.start_kubelet(version, **differs)
     one = node.gateway()
     await node.allocatable_is(8)
@@ -358,9 +356,7 @@ async def test_news_of_a_long_list_reaches_a_kubelet_that_reads_late(node: Node,
 
 
 @pytest.mark.parametrize(("version", "limit"), [("1.8", 1 << 16), ("1.9", 1 << 16), ("1.34", 4 << 20)])
-async def test_a_list_that_no_kubelet_takes_is_not_registered_and_the_others_are(
-    node: Node, version: str, limit: int
-) -> None:
+async def test_a_list_that_no_kubelet_takes_is_the_only_one_missing(node: Node, version: str, limit: int) -> None:
     def share(times: int) -> None:
         entry = {"name": OTHER, "replicas": times}
         draft.write_text(json.dumps({"sharing": {"timeSlicing": {"resources": [entry]}}}))

@@ -86,9 +86,7 @@ async def test_what_another_label_said_before_counts_no_more(node: Node, cluster
     await node.allocatable_is(6)
 
 
-async def test_an_edit_of_the_file_that_is_chosen_counts_at_once_and_one_of_another_does_not(
-    node: Node, cluster: Cluster
-) -> None:
+async def test_an_edit_of_the_chosen_file_alone_counts_and_it_does_at_once(node: Node, cluster: Cluster) -> None:
     options = choices(node, "two", "three")
     choose(cluster, "two")
     cluster.gateway(*options)
@@ -134,7 +132,7 @@ async def _is_content(one: Gateway) -> bool:
 
 
 @pytest.mark.parametrize(("label", "words"), [("nowhere", "'nowhere'"), ("bad", "not YAML")])
-async def test_a_first_start_without_a_good_file_ends_so_that_it_is_tried_again(
+async def test_a_first_start_without_a_good_file_ends_to_be_retried(
     node: Node, cluster: Cluster, label: str, words: str
 ) -> None:
     choose(cluster, label)
@@ -175,7 +173,7 @@ async def test_without_a_label_the_default_and_the_strategies_decide(
         ((FALLBACKS, "first"), "Allowed: named, single, empty"),
     ],
 )
-async def test_settings_of_the_label_that_cannot_be_gone_by_end_the_start(
+async def test_wrong_settings_of_the_label_end_the_start(
     node: Node, cluster: Cluster, options: tuple[str, ...], words: str
 ) -> None:
     status, said = await ended(node, cluster.gateway(*choices(node, "two"), *options))

@@ -157,9 +157,7 @@ async def test_a_gpu_that_cannot_be_used_and_is_left_out_is_no_trouble(node: Nod
         (["--resource-naming-strategy=mixed"], "resource_naming_strategy has no effect"),
     ],
 )
-async def test_a_setting_that_does_nothing_here_is_told(
-    node: Node, nvidia: Nvidia, options: list[str], words: str
-) -> None:
+async def test_a_setting_without_effect_is_reported(node: Node, nvidia: Nvidia, options: list[str], words: str) -> None:
     await node.start_kubelet()
     one = nvidia.gateway(*options)
     await node.until(lambda: node.allocatable() >= 3, "the GPUs")
@@ -218,7 +216,7 @@ async def test_a_device_that_went_with_its_gpu_is_lost_if_it_would_be_offered_so
     ("trouble", "kept"),
     [("", False), ("its own GPU's", True), ("of a display", False)],
 )
-async def test_an_instance_of_before_the_restart_is_gone_only_if_all_gpus_can_be_looked_at(
+async def test_an_instance_is_gone_only_if_all_gpus_can_be_looked_at(
     node: Node, nvidia: Nvidia, trouble: str, kept: bool
 ) -> None:
     nvidia.world.mig(0, "3g.40gb")
@@ -242,9 +240,7 @@ async def test_an_instance_of_before_the_restart_is_gone_only_if_all_gpus_can_be
 
 @pytest.mark.parametrize("left", [3, 0])
 @pytest.mark.parametrize("beside", [False, True])
-async def test_gpus_that_went_while_no_gateway_ran_are_lost(
-    node: Node, nvidia: Nvidia, beside: bool, left: int
-) -> None:
+async def test_gpus_that_went_without_a_gateway_are_lost(node: Node, nvidia: Nvidia, beside: bool, left: int) -> None:
     rules = [{"resource": "vendor.com/null", "paths": ["/dev/null*"]}] if beside else []
     options = configure(node, {"gateway": {"devices": rules}})
     await node.start_kubelet()

@@ -308,7 +308,7 @@ async def test_a_start_waits_for_a_disk_that_does_not_answer(node: Node) -> None
     assert node.allocatable() == 1
 
 
-async def test_without_a_descriptor_to_read_the_state_file_a_start_waits_and_writes_nothing(
+async def test_without_a_descriptor_a_start_waits_and_writes_nothing(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.simulate(gpus(0, 1))
@@ -375,9 +375,7 @@ async def test_a_state_file_that_is_lost_while_the_gateway_runs_is_written_anew(
 
 
 @pytest.mark.parametrize("what", ["link", "pipe", "folder"])
-async def test_what_is_no_file_in_the_state_file_s_place_is_neither_followed_nor_waited_for(
-    node: Node, what: str
-) -> None:
+async def test_what_is_no_file_in_the_state_file_s_place_is_not_followed(node: Node, what: str) -> None:
     node.simulate(gpus(0, 1))
     one = await node.served(2)
     await one.order("cordon", id="GPU-0", reason="smells")

@@ -45,7 +45,7 @@ async def ready(node: Node, nvidia: Nvidia, *options: str, count: int = 4, **env
         pytest.param(9999, 3, 3, id="one that nobody knows"),
     ],
 )
-async def test_an_error_makes_its_gpu_unhealthy_for_as_long_as_it_means(
+async def test_an_error_makes_its_gpu_unhealthy_while_it_lasts(
     node: Node, nvidia: Nvidia, xid: int, at_once: int, later: int
 ) -> None:
     one = await ready(node, nvidia)
@@ -72,7 +72,7 @@ async def test_an_error_makes_its_gpu_unhealthy_for_as_long_as_it_means(
         *(("", "", xid, 4) for xid in (13, 31, 43, 45, 68, 109)),  # Of an application, says NVIDIA's plugin.
     ],
 )
-async def test_an_operator_says_which_errors_count(
+async def test_errors_count_if_set(
     node: Node, nvidia: Nvidia, disabled: str, enabled: str, xid: int, count: int
 ) -> None:
     await ready(node, nvidia, DP_DISABLE_HEALTHCHECKS=disabled, DP_ENABLE_HEALTHCHECKS=enabled)
@@ -82,9 +82,7 @@ async def test_an_operator_says_which_errors_count(
 
 
 @pytest.mark.parametrize(("recovery", "count"), [("safe", 4), ("off", 3)])
-async def test_a_lost_gpu_comes_back_after_its_reset_if_it_may(
-    node: Node, nvidia: Nvidia, recovery: str, count: int
-) -> None:
+async def test_a_lost_gpu_is_back_after_a_reset_if_set(node: Node, nvidia: Nvidia, recovery: str, count: int) -> None:
     one = await ready(node, nvidia, "--health-recovery", recovery)
     nvidia.event(1, 79)
     nvidia.world.gpus[1].lost = True
@@ -129,9 +127,7 @@ async def test_an_edit_says_from_then_on_whether_a_gpu_may_come_back(node: Node,
 
 
 @pytest.mark.parametrize("sign", ["recovery", "rows"])
-async def test_what_the_driver_wants_done_makes_a_gpu_unhealthy_until_it_is_done(
-    node: Node, nvidia: Nvidia, sign: str
-) -> None:
+async def test_what_the_driver_wants_makes_a_gpu_unhealthy_until_done(node: Node, nvidia: Nvidia, sign: str) -> None:
     one = await ready(node, nvidia)
     gpu = nvidia.world.gpus[3]
     gpu.recovery, gpu.rows = (1, gpu.rows) if sign == "recovery" else (0, (0, 1, 0, 1))
@@ -176,9 +172,7 @@ async def test_a_released_gpu_is_let_go_of_and_the_operators_word_makes_it_well(
     await node.allocatable_is(4)
 
 
-async def test_a_gpu_that_is_plugged_in_is_offered_and_one_that_is_pulled_is_unhealthy(
-    node: Node, nvidia: Nvidia
-) -> None:
+async def test_a_gpu_that_is_plugged_in_is_offered_and_a_pulled_one_is_unhealthy(node: Node, nvidia: Nvidia) -> None:
     one = await ready(node, nvidia)
     given = await node.admit("pod")
     nvidia.world.gpus.append(nvml.gpu(4))
@@ -230,9 +224,7 @@ async def test_waiting_for_errors_that_fails_begins_again(node: Node, nvidia: Nv
         (UNKNOWN, "library-failed"),
     ],
 )
-async def test_a_first_failure_is_final_unless_the_operator_wants_to_wait(
-    node: Node, nvidia: Nvidia, code: int, cause: str
-) -> None:
+async def test_a_first_failure_is_final_unless_set_otherwise(node: Node, nvidia: Nvidia, code: int, cause: str) -> None:
     nvidia.fails("nvmlInit", code)
     await node.start_kubelet()
     one = nvidia.gateway()
@@ -275,9 +267,7 @@ async def test_a_driver_that_is_unloaded_takes_the_gpus_along_until_it_is_back(n
     await node.allocatable_is(4)
 
 
-async def test_a_library_of_another_release_leaves_the_gpus_as_they_are_and_ends_the_gateway_later(
-    node: Node, nvidia: Nvidia
-) -> None:
+async def test_a_library_of_another_release_ends_the_gateway_later_and_no_gpu(node: Node, nvidia: Nvidia) -> None:
     one = await ready(node, nvidia)
     nvidia.world.gpus[0].lost = True
     nvidia.world.fails("nvmlInit", MISMATCH)
@@ -359,9 +349,7 @@ async def test_mig_single_wants_all_gpus_alike(node: Node, nvidia: Nvidia, unlik
     assert other.process.ended.result() == 1
 
 
-async def test_a_node_that_cannot_be_named_at_first_says_so_and_is_not_ready_until_it_can(
-    node: Node, nvidia: Nvidia
-) -> None:
+async def test_a_node_that_cannot_be_named_says_so_and_is_not_ready_until_it_can(node: Node, nvidia: Nvidia) -> None:
     partitioned(nvidia, "3g.40gb", "3g.40gb")
     nvidia.world.no_mig(3)
     nvidia.show()
@@ -387,9 +375,7 @@ async def test_a_node_that_cannot_be_named_at_first_says_so_and_is_not_ready_unt
     await node.allocatable_is(6)
 
 
-async def test_a_gpu_that_is_partitioned_while_the_node_cannot_be_named_is_given_to_nobody(
-    node: Node, nvidia: Nvidia
-) -> None:
+async def test_a_gpu_that_is_partitioned_before_the_node_has_a_name_is_not_given(node: Node, nvidia: Nvidia) -> None:
     one = await ready(node, nvidia, "--mig-strategy", "single")
     nvidia.world.mig(3, "3g.40gb")
     nvidia.show()
@@ -401,7 +387,7 @@ async def test_a_gpu_that_is_partitioned_while_the_node_cannot_be_named_is_given
 
 
 @pytest.mark.parametrize("beside", [False, True])
-async def test_what_was_offered_before_a_restart_stays_until_the_node_can_be_named_again(
+async def test_what_was_offered_before_a_restart_stays_until_the_node_has_a_name(
     node: Node, nvidia: Nvidia, beside: bool
 ) -> None:
     partitioned(nvidia, "3g.40gb", "3g.40gb")
@@ -430,9 +416,7 @@ async def _are_present(one: Gateway) -> bool:
 
 
 @pytest.mark.parametrize(("failing", "usable"), [(1, 3), (4, 0)])
-async def test_a_node_is_ready_if_one_of_its_gpus_can_be_used(
-    node: Node, nvidia: Nvidia, failing: int, usable: int
-) -> None:
+async def test_a_node_is_ready_if_one_gpu_can_be_used(node: Node, nvidia: Nvidia, failing: int, usable: int) -> None:
     for index in range(failing):
         nvidia.world.fails("nvmlDeviceGetHandleByIndex", UNKNOWN, index)
     nvidia.show()
@@ -567,9 +551,7 @@ async def test_an_instance_that_goes_during_a_look_is_no_trouble_of_its_gpu(node
 
 
 @pytest.mark.parametrize(("whole", "hit"), [(True, 4), (False, 2)])
-async def test_an_error_of_a_gpu_instance_is_one_of_all_on_it(
-    node: Node, nvidia: Nvidia, whole: bool, hit: int
-) -> None:
+async def test_an_error_of_an_instance_is_one_of_all_on_it(node: Node, nvidia: Nvidia, whole: bool, hit: int) -> None:
     one_each = partitioned(nvidia, "1c.3g.40gb", "1c.3g.40gb", "1c.4g.40gb", "1c.4g.40gb")[:4]
     await node.start_kubelet()
     one = nvidia.gateway("--mig-strategy", "mixed")

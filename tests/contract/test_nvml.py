@@ -127,9 +127,7 @@ async def test_what_could_not_be_a_uuid_is_never_one(node: Node, nvidia: Nvidia,
 
 
 @pytest.mark.parametrize("text", ["-1\n", "", "many\n"])
-async def test_a_gpu_of_which_no_numa_node_is_known_is_listed_without_one(
-    node: Node, nvidia: Nvidia, text: str
-) -> None:
+async def test_a_gpu_whose_numa_node_is_unknown_is_listed_without_one(node: Node, nvidia: Nvidia, text: str) -> None:
     (nvidia.sys / "bus/pci/devices" / nvidia.world.gpus[2].pci / "numa_node").write_text(text)
     await ready(node, nvidia)
     async with node.plugin() as plugin:
@@ -239,9 +237,7 @@ async def test_a_driver_that_was_away_ends_all_errors_of_before(node: Node, nvid
     assert node.allocatable() == 3  # It is newer than the load.
 
 
-async def test_memory_that_is_to_be_remapped_is_no_error_and_ends_one_when_it_is_done(
-    node: Node, nvidia: Nvidia
-) -> None:
+async def test_memory_to_be_remapped_is_no_error_and_ends_one_when_it_is_done(node: Node, nvidia: Nvidia) -> None:
     await ready(node, nvidia)
     gpu = nvidia.world.gpus[1]
     gpu.rows = (0, 1, 1, 0)
@@ -406,9 +402,7 @@ async def _stand(one: Gateway, nvidia: Nvidia, well: list[tuple[str, str]]) -> b
         ("nvmlDeviceGetCount", UNKNOWN, "(NVML error 999). Does nvidia-smi work here?"),
     ],
 )
-async def test_a_first_failure_of_nvml_ends_the_start_with_its_cure(
-    node: Node, nvidia: Nvidia, call: str, code: int, words: str
-) -> None:
+async def test_a_first_failure_names_its_cure(node: Node, nvidia: Nvidia, call: str, code: int, words: str) -> None:
     nvidia.fails(call, code)
     one = nvidia.gateway()
     await node.until(lambda: not one.alive, "its end")
@@ -458,9 +452,7 @@ async def test_errors_that_nobody_can_tell_take_no_gpu_away(node: Node, nvidia: 
         await one.terminate()
 
 
-async def test_mig_devices_that_the_driver_cannot_tell_of_leave_out_their_gpu_with_the_reason(
-    node: Node, nvidia: Nvidia
-) -> None:
+async def test_mig_devices_that_cannot_be_read_leave_out_their_gpu_with_the_reason(node: Node, nvidia: Nvidia) -> None:
     nvidia.world.mig(0, "1g.10gb")
     codes = {UNSUPPORTED: "library-failed", DENIED: "not-permitted"}
     for call, code in product(("nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetAttributes"), codes):
@@ -494,7 +486,7 @@ async def test_a_gpu_is_known_by_its_address_after_the_bus_changed(node: Node, n
 
 
 @pytest.mark.parametrize("uncounted", [[3], [0, 2], [0, 1, 2, 3]])
-async def test_gpus_whose_device_nodes_are_missing_are_left_out_with_that_reason(
+async def test_gpus_without_device_nodes_are_left_out_with_that_reason(
     node: Node, nvidia: Nvidia, uncounted: list[int]
 ) -> None:
     gone = [nvidia.world.gpus[index] for index in uncounted]
@@ -566,7 +558,7 @@ async def test_errors_count_however_long_there_was_none(node: Node, nvidia: Nvid
     await node.allocatable_is(3, seconds=3)
 
 
-async def test_a_driver_that_fails_again_long_after_it_did_is_tried_again_as_soon(node: Node, nvidia: Nvidia) -> None:
+async def test_a_driver_that_fails_again_much_later_is_tried_again_as_soon(node: Node, nvidia: Nvidia) -> None:
     await ready(node, nvidia)
     for seconds in (120, 6):
         for call in DOWN:
@@ -579,9 +571,7 @@ async def test_a_driver_that_fails_again_long_after_it_did_is_tried_again_as_soo
         await node.pass_time(120)
 
 
-async def test_a_gpu_that_is_lost_again_long_after_it_was_is_looked_at_again_as_soon(
-    node: Node, nvidia: Nvidia
-) -> None:
+async def test_a_gpu_that_is_lost_again_much_later_is_looked_at_again_as_soon(node: Node, nvidia: Nvidia) -> None:
     await ready(node, nvidia)
     for seconds in (600, 6):
         nvidia.world.gpus[1].lost = True

@@ -340,9 +340,7 @@ async def test_with_a_grace_a_gpu_may_turn_up_late_after_a_start(node: Node) -> 
 
 @pytest.mark.parametrize("version", ["1.20", "1.28", "1.34", "1.37"])
 @pytest.mark.parametrize("sees", [True, False])
-async def test_what_the_kubelet_forgot_is_given_last_and_again_when_its_pod_has_ended(
-    node: Node, version: str, sees: bool
-) -> None:
+async def test_what_the_kubelet_forgot_is_given_last_until_its_pod_ends(node: Node, version: str, sees: bool) -> None:
     node.simulate(gpus(0, 1, 2, 3))
     one = await node.served(4, version=version)
     assert (await node.admit("train-a")).devices[GPU] == ("GPU-0",)
@@ -395,9 +393,7 @@ async def test_what_one_kubelet_forgot_the_next_one_s_checkpoint_does_not_set_fr
 
 @pytest.mark.parametrize("version", ["1.10", "1.22", "1.34", "1.37"])
 @pytest.mark.parametrize("then", ["killed", "terminated", "replaced"])
-async def test_a_gpu_in_two_pods_is_told_until_an_operator_has_looked_after_it(
-    node: Node, version: str, then: str
-) -> None:
+async def test_a_gpu_in_two_pods_is_reported_until_an_operator_acts(node: Node, version: str, then: str) -> None:
     node.simulate(gpus(0, 1))
     one = await node.served(2, version=version)
     await node.admit("train-a", count=2)
@@ -455,7 +451,7 @@ async def test_pods_that_end_while_no_gateway_runs_were_not_forgotten(node: Node
 
 @pytest.mark.parametrize("version", ["1.22", "1.37"])
 @pytest.mark.parametrize("away", [0.0, 100.0])
-async def test_a_node_that_was_drained_before_its_kubelet_lost_its_records_forgot_nobody(
+async def test_a_drained_node_s_kubelet_that_lost_its_records_forgot_nobody(
     node: Node, version: str, away: float
 ) -> None:
     node.simulate(gpus(0, 1))
@@ -480,9 +476,7 @@ async def test_a_node_that_was_drained_before_its_kubelet_lost_its_records_forgo
 
 @pytest.mark.parametrize("version", ["1.13", "1.20", "1.28", "1.34", "1.37"])
 @pytest.mark.parametrize("sees", [True, False])
-async def test_a_pod_that_ends_while_its_kubelet_is_away_was_not_forgotten(
-    node: Node, version: str, sees: bool
-) -> None:
+async def test_a_pod_that_ends_while_its_kubelet_is_away_is_not_forgotten(node: Node, version: str, sees: bool) -> None:
     node.simulate(gpus(0, 1, 2))
     one = await node.served(3, version=version)
     ended = (await node.admit("train-a")).devices[GPU]
@@ -505,9 +499,7 @@ async def test_a_pod_that_ends_while_its_kubelet_is_away_was_not_forgotten(
 
 @pytest.mark.parametrize("version", ["1.20", "1.28", "1.37"])
 @pytest.mark.parametrize("sees", [True, False])
-async def test_a_kubelet_that_cannot_read_its_checkpoint_has_forgotten_all(
-    node: Node, version: str, sees: bool
-) -> None:
+async def test_a_kubelet_that_cannot_read_its_checkpoint_forgot_all(node: Node, version: str, sees: bool) -> None:
     node.simulate(gpus(0, 1, 2, 3))
     one = await node.served(4, version=version)
     held = (await node.admit("train-a", count=2)).devices[GPU]
@@ -707,9 +699,7 @@ async def test_a_kubelet_that_knows_no_pods_but_static_ones_shows_no_pod_s_end(n
 
 
 @pytest.mark.parametrize("version", ["1.20", "1.34", "1.37"])
-async def test_a_gpu_that_the_kubelet_forgot_while_it_waited_for_an_allocate_goes_to_no_second_pod(
-    node: Node, version: str
-) -> None:
+async def test_a_gpu_that_the_kubelet_forgot_during_an_allocate_goes_to_no_second_pod(node: Node, version: str) -> None:
     node.simulate(gpus(0, 1, 2))
     await node.served(3, version=version)
     await node.pass_time(10)
@@ -734,9 +724,7 @@ def asked() -> int:
 
 
 @pytest.mark.parametrize("version", ["1.15", "1.20", "1.28", "1.37"])
-async def test_what_a_pod_has_is_given_to_no_other_one_whatever_the_kubelet_takes_it_for(
-    node: Node, version: str
-) -> None:
+async def test_what_a_pod_has_goes_to_no_other_whatever_the_kubelet_takes_it_for(node: Node, version: str) -> None:
     node.simulate(gpus(0, 1, 2))
     await node.served(3, version=version)
     (held,) = (await node.admit("first")).devices[GPU]
@@ -858,9 +846,7 @@ async def test_while_the_kubelet_does_not_answer_nothing_is_given_twice(node: No
 
 @pytest.mark.parametrize("memory", ["kept", "lost"])
 @pytest.mark.parametrize("version", ["1.20", "1.34"])
-async def test_a_gpu_under_a_new_name_stays_with_the_pod_that_has_it_under_the_old_one(
-    node: Node, version: str, memory: str
-) -> None:
+async def test_a_gpu_under_a_new_name_stays_with_its_pod_of_the_old_one(node: Node, version: str, memory: str) -> None:
     node.simulate(gpus(0, 1, 2))
     one = await node.served(3, version=version)
     await node.admit("pod-a", count=2)

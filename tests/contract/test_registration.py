@@ -239,9 +239,7 @@ async def test_a_kubelet_that_ends_every_stream_is_registered_with_less_and_less
 
 @pytest.mark.parametrize("version", ["1.25", "1.36"])
 @pytest.mark.parametrize("metrics", [True, False])  # With metrics, the records are read each minute.
-async def test_a_resource_whose_end_a_kubelet_reports_late_is_served_again(
-    node: Node, version: str, *, metrics: bool
-) -> None:
+async def test_a_resource_that_a_kubelet_ends_late_is_served_again(node: Node, version: str, *, metrics: bool) -> None:
     await node.start_kubelet(version)
     node.ports = node.ports[: 4 if metrics else 2]
     node.gateway()
@@ -269,9 +267,7 @@ async def test_a_resource_that_a_kubelet_loses_later_is_served_again_soon(node: 
     await node.allocatable_is(8, seconds=75)
 
 
-async def test_a_kubelet_whose_records_lack_a_resource_is_registered_with_less_and_less_often_and_that_is_told(
-    node: Node,
-) -> None:
+async def test_a_kubelet_whose_records_lack_a_resource_is_registered_with_less_and_less_often(node: Node) -> None:
     await node.start_kubelet()
     await node.lack_all()
     one = node.gateway()
@@ -590,9 +586,7 @@ async def test_a_folder_that_is_missing_is_waited_for_and_that_is_told(node: Nod
 
 
 @pytest.mark.parametrize("name", ["at the start", "later"])
-async def test_a_resource_whose_socket_cannot_be_made_holds_up_no_other_and_is_served_later(
-    node: Node, name: str
-) -> None:
+async def test_a_resource_without_a_socket_holds_up_no_other_and_is_served_later(node: Node, name: str) -> None:
     there, bind = set[str](), socket.socket.bind
 
     def refuse(self: socket.socket, path: object) -> None:

@@ -313,9 +313,7 @@ NO_SHARES = "the API server keeps no shares of devices. Switch on its feature ga
 
 
 @pytest.mark.parametrize("server", ["its gate is off", "1.33"])
-async def test_people_read_that_the_api_server_keeps_no_shares_and_nothing_else_is_offered(
-    node: Node, server: str
-) -> None:
+async def test_people_read_that_the_api_server_keeps_no_shares_and_all_else_stays(node: Node, server: str) -> None:
     node.shared, node.most = (GPU,), 2
     simulate(node)
     portion = {"name": GPU, "replicas": 2, "devices": [A]}

@@ -211,7 +211,7 @@ async def test_resources_are_named_by_product_if_that_is_wanted(node: Node, nvid
     ("must", "count", "chosen"),
     [((), 2, {0, 2}), ((3,), 2, {1, 3}), ((), 3, {0, 1, 2}), ((1, 2), 2, {1, 2}), ((), 4, {0, 1, 2, 3})],
 )
-async def test_gpus_that_are_near_to_each_other_are_preferred(
+async def test_gpus_near_to_each_other_are_preferred(
     node: Node, nvidia: Nvidia, must: tuple[int, ...], count: int, chosen: set[int]
 ) -> None:
     for gpu in nvidia.world.gpus:
@@ -280,10 +280,7 @@ async def test_more_nvlinks_are_nearer(node: Node) -> None:
     assert set(given.devices[GPU]) == set(ids[2:])
 
 
-async def test_an_instance_that_a_pod_has_under_the_name_of_before_leaves_the_others_of_its_gpu_free(
-    node: Node,
-    nvidia: Nvidia,
-) -> None:
+async def test_an_instance_held_under_its_old_name_leaves_its_gpu_s_others_free(node: Node, nvidia: Nvidia) -> None:
     for index in range(4):
         nvidia.world.mig(index, "3g.40gb", "3g.40gb")
     nvidia.show()

@@ -104,7 +104,7 @@ async def test_a_folder_that_is_replaced_and_an_edit_elsewhere_are_seen(node: No
         pytest.param("withdrawn: [1]", (2, 2), {}, id="withdrawn"),
     ],
 )
-async def test_what_a_profile_says_of_a_gpu_is_so(
+async def test_a_gpu_is_as_its_profile_says(
     node: Node, beneath: str, counts: tuple[int, int], states: dict[int, str]
 ) -> None:
     one, path = await ready(node, text(3), 3)
@@ -151,9 +151,7 @@ async def test_what_becomes_of_a_gpu_that_a_profile_lacks(node: Node, content: s
         (None, "No such file"),
     ],
 )
-async def test_a_profile_that_is_wrong_or_gone_is_told_until_it_is_right(
-    node: Node, content: str | None, words: str
-) -> None:
+async def test_a_profile_that_is_wrong_or_gone_is_told_until_fixed(node: Node, content: str | None, words: str) -> None:
     one, path = await ready(node, text(2), 2)
     if content is None:
         path.unlink()
@@ -195,7 +193,7 @@ async def test_an_unknown_profile_ends_the_start(node: Node) -> None:
         ("two-resources", AMD, 0, 2, [0, 1]),
     ],
 )
-async def test_of_a_shipped_profile_the_nearest_are_preferred(
+async def test_a_shipped_profile_s_nearest_are_preferred(
     node: Node, profile: str, resource: str, taken: int, count: int, chosen: list[int]
 ) -> None:
     await node.start_kubelet()

@@ -92,7 +92,7 @@ SAME: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("same", SAME)
-async def test_what_another_driver_offers_is_not_offered_until_half_a_minute_after(
+async def test_what_another_driver_offers_is_offered_half_a_minute_later(
     node: Node, cluster: Cluster, same: str
 ) -> None:
     await started(cluster)
@@ -205,9 +205,7 @@ async def test_the_newer_of_two_gateways_writes_the_slices(node: Node, cluster: 
 
 
 @pytest.mark.parametrize("first", ["goes on", "was killed"])
-async def test_a_gateway_that_starts_soon_after_the_kubelet_knows_its_own_slices(
-    node: Node, cluster: Cluster, first: str
-) -> None:
+async def test_a_gateway_that_starts_late_knows_its_slices(node: Node, cluster: Cluster, first: str) -> None:
     one = await started(cluster)
     if first == "was killed":
         one.kill()
@@ -308,9 +306,7 @@ async def test_claims_choose_mig_instances_by_what_nvidias_driver_says_of_them(n
 
 
 @pytest.mark.parametrize("attribute", ["pciBusID", "resource.kubernetes.io/pciBusID"])
-async def test_another_drivers_gpu_is_known_by_its_address_however_that_is_spelled(
-    node: Node, nvidia: Nvidia, attribute: str
-) -> None:
+async def test_another_driver_s_gpu_is_known_by_any_spelling(node: Node, nvidia: Nvidia, attribute: str) -> None:
     async with Cluster(node) as cluster:
         await of_nvidia(cluster, nvidia, 4)
         theirs = cluster.offer(THEIRS, d="x")
@@ -393,9 +389,7 @@ async def test_an_unhealthy_gpu_has_the_taint_of_nvidias_driver_too_while_it_is_
 
 
 @pytest.mark.parametrize("cordoned", [False, True])
-async def test_an_unhealthy_gpu_without_an_xid_has_our_taint_alone(
-    node: Node, cluster: Cluster, cordoned: bool
-) -> None:
+async def test_an_unhealthy_gpu_without_xid_has_our_taint_alone(node: Node, cluster: Cluster, cordoned: bool) -> None:
     await started(cluster)
     simulate(node, unhealthy=A)
     await cluster.published_is(gpu_0=["unhealthy"], gpu_1=[])
@@ -405,10 +399,7 @@ async def test_an_unhealthy_gpu_without_an_xid_has_our_taint_alone(
     assert taints(cluster) == {"gpu-0": [UNHEALTHY]}
 
 
-async def test_each_vendor_has_a_driver_of_its_own_and_one_that_another_process_has_holds_up_no_other(
-    node: Node,
-    cluster: Cluster,
-) -> None:
+async def test_each_vendor_has_a_driver_and_another_process_holds_up_one_alone(node: Node, cluster: Cluster) -> None:
     node.simulate({GPU: {"gpus": [{"uuid": A}]}, AMD: {"gpus": [{"uuid": "a", "device_nodes": ["/dev/dri/card1"]}]}})
     await other_driver(node)
     await cluster.start_kubelet()
@@ -536,9 +527,7 @@ async def test_claims_of_a_process_that_ended_are_not_ours_to_prepare(node: Node
     await cluster.published_is(gpu_0=[], gpu_1=[])
 
 
-async def test_while_ours_has_claims_it_stays_and_leaves_those_of_the_other_process_alone(
-    node: Node, cluster: Cluster
-) -> None:
+async def test_while_ours_has_claims_it_stays_and_leaves_the_other_s_alone(node: Node, cluster: Cluster) -> None:
     await started(cluster)
     mine = cluster.claim("mine", "gpu-1")
     got = await cluster.prepare(mine)
@@ -570,9 +559,7 @@ async def test_while_ours_has_claims_it_stays_and_leaves_those_of_the_other_proc
     await node.until(lambda: not our.path.exists(), "our socket to go")
 
 
-async def test_without_the_api_server_ours_is_there_for_the_claims_that_it_prepared_alone(
-    node: Node, cluster: Cluster
-) -> None:
+async def test_without_the_api_server_ours_is_there_for_its_prepared_claims_alone(node: Node, cluster: Cluster) -> None:
     one = await started(cluster)
     held = cluster.claim("held", "gpu-0")
     await cluster.prepare(held)

@@ -257,9 +257,7 @@ async def test_a_source_that_hangs_from_the_start_keeps_no_other_from_being_offe
     await node.allocatable_is(4)
 
 
-async def test_a_source_that_has_not_told_anything_is_named_and_its_devices_are_as_before(
-    node: Node, nvidia: Nvidia
-) -> None:
+async def test_a_source_that_told_nothing_is_named_and_its_devices_are_as_before(node: Node, nvidia: Nvidia) -> None:
     device(nvidia, "fuse")
     await node.start_kubelet()
     options = configure(node, {"resource": FUSE, "paths": ["/dev/fuse"]})
@@ -326,9 +324,7 @@ async def test_under_an_old_name_only_the_source_that_has_the_hardware_answers(n
 
 
 @pytest.mark.parametrize("kind", ["0x030000", "0x030200", "0x120000", "0x020000"])
-async def test_a_gpu_is_known_by_its_pci_class_and_nothing_else_starts_the_gateway(
-    node: Node, nvidia: Nvidia, kind: str
-) -> None:
+async def test_a_gpu_is_known_by_its_pci_class_and_nothing_else_counts(node: Node, nvidia: Nvidia, kind: str) -> None:
     for gpu in nvidia.world.gpus:
         folder = nvidia.sys / "bus/pci/devices" / gpu.pci.lower()
         (folder / "vendor").write_text("0x10de\n")

@@ -251,9 +251,7 @@ async def test_a_gpu_whose_mode_is_no_mode_decides_no_name(node: Node, file: str
 
 
 @pytest.mark.parametrize("file", ["current_compute_partition", "current_memory_partition"])
-async def test_a_gpu_that_lacks_a_mode_which_the_others_have_is_not_offered_under_another_name(
-    node: Node, file: str
-) -> None:
+async def test_a_gpu_that_lacks_the_others_mode_is_not_offered_under_another_name(node: Node, file: str) -> None:
     boards = [Board(pci, 0, SPX) for pci in (FIRST, SECOND, THIRD)]
     host = Amd(node, lambda root: Sysfs(root, boards).write())
     (host.tree.pci(boards[1]) / file).unlink()

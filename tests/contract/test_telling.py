@@ -77,9 +77,7 @@ async def test_a_kubelet_that_is_waited_for_is_said_to_be_again_and_again_until_
     ],
 )
 @pytest.mark.parametrize("version", ["1.10", "1.34"])
-async def test_a_gateway_that_a_kubelet_does_not_take_is_alive_and_not_ready(
-    node: Node, version: str, fault: dict[str, object], words: str
-) -> None:
+async def test_a_refused_gateway_is_not_ready(node: Node, version: str, fault: dict[str, object], words: str) -> None:
     node.fault(**fault)
     await node.start_kubelet(version)
     one = node.gateway()

@@ -172,9 +172,7 @@ async def test_from_1_37_on_a_gateway_that_ends_leaves_no_gap_if_another_one_sta
 
 
 @pytest.mark.parametrize("version", ["1.12", "1.28", "1.36"])
-async def test_an_older_gateway_that_ends_as_the_newer_one_begins_leaves_it_registered(
-    node: Node, version: str
-) -> None:
+async def test_an_older_gateway_that_ends_as_the_newer_begins_leaves_it_registered(node: Node, version: str) -> None:
     older, _ = await handed_over(node, version)
     assert await older.terminate() == 0
     await node.allocatable_is(8, seconds=5)
@@ -286,7 +284,7 @@ async def test_what_only_the_newer_gateway_served_is_not_forgotten_with_it(node:
 @pytest.mark.parametrize(
     ("version", "options"), [("1.34", ("--api", "v1alpha2")), ("1.9", ("--api", "v1beta1")), ("1.20", ("--api", "0.1"))]
 )
-async def test_a_newer_gateway_that_this_kubelet_refuses_leaves_it_all_to_the_older_one(
+async def test_a_newer_gateway_that_is_refused_leaves_all_to_the_older(
     node: Node, version: str, options: tuple[str, ...]
 ) -> None:
     await node.served(8, version=version)
@@ -356,9 +354,7 @@ async def test_a_newer_gateway_that_sees_no_gpu_takes_none_over(node: Node) -> N
     await node.eventually(again.is_ready, "readiness", 5)
 
 
-async def test_a_newer_gateway_whose_driver_is_silent_takes_over_no_gpu_until_it_sees_them_or_is_alone(
-    node: Node,
-) -> None:
+async def test_a_newer_gateway_with_a_silent_driver_takes_no_gpu_until_it_sees_them_or_is_alone(node: Node) -> None:
     profile = node.folder / "silent.json"
     node.simulate(gpus(0, 1, 2))
     older = await node.served(3)
@@ -384,7 +380,7 @@ async def test_a_newer_gateway_whose_driver_is_silent_takes_over_no_gpu_until_it
 @pytest.mark.parametrize("version", ["1.10", "1.20", "1.28", "1.37"])
 @pytest.mark.parametrize("which", ["older", "newer"])
 @pytest.mark.parametrize("restarts", [True, False])
-async def test_a_gateway_that_stands_still_is_ended_by_its_probe_and_the_other_one_serves(
+async def test_a_gateway_that_stands_still_is_ended_and_the_other_serves(
     node: Node, version: str, which: str, restarts: bool
 ) -> None:
     still = await node.served(8, version=version)
@@ -410,9 +406,7 @@ async def test_a_gateway_that_stands_still_is_ended_by_its_probe_and_the_other_o
 
 
 @pytest.mark.parametrize("version", ["1.10", "1.28", "1.37"])
-async def test_a_gateway_that_stood_still_and_goes_on_gives_nothing_away_that_another_one_gave(
-    node: Node, version: str
-) -> None:
+async def test_a_gateway_that_stood_still_gives_nothing_away_that_another_one_gave(node: Node, version: str) -> None:
     older = await node.served(8, version=version)
     await node.admit("first")
     newer = await node.registered()
@@ -480,9 +474,7 @@ async def test_gateways_that_share_no_state_directory_give_no_gpu_twice(node: No
         *((version, "another") for version in ("1.9", "1.20", "1.34")),  # 1.8 says to nobody what is offered.
     ],
 )
-async def test_two_that_offer_the_same_gpus_under_two_names_give_none_twice(
-    node: Node, version: str, directory: str
-) -> None:
+async def test_two_gateways_with_two_names_for_a_gpu_give_none_twice(node: Node, version: str, directory: str) -> None:
     node.simulate(gpus(0, 1, 2))
     older = await node.served(3, version=version)
     await node.admit("first")
@@ -573,9 +565,7 @@ async def test_three_gateways_come_go_and_stand_still_in_any_order(node: Node, s
 
 @pytest.mark.parametrize("version", ["1.32", "1.33", "1.36", "1.37"])
 @pytest.mark.parametrize("ends", ["killed", "ended"])
-async def test_with_both_apis_pods_and_claims_keep_their_gpus_whichever_gateway_leads(
-    node: Node, version: str, ends: str
-) -> None:
+async def test_pods_and_claims_keep_their_gpus_whichever_gateway_leads(node: Node, version: str, ends: str) -> None:
     async with both(node, version) as cluster:
         older = node.gateways[-1]
         await node.pass_time(5)
@@ -615,9 +605,7 @@ async def test_a_gateway_that_took_over_and_is_not_served_leaves_it_to_the_one_b
 
 
 @pytest.mark.parametrize("version", ["1.28", "1.37"])
-async def test_a_new_release_that_crashes_as_soon_as_it_leads_costs_the_node_less_and_less_often(
-    node: Node, version: str
-) -> None:
+async def test_a_new_release_that_crashes_as_it_leads_takes_over_less_and_less_often(node: Node, version: str) -> None:
     older = await node.served(8, version=version)
     loop, led, without = asyncio.get_running_loop(), list[float](), list[float]()
     for _ in range(5):  # Its container is started again and again.

@@ -11,9 +11,7 @@ from tests.contract.walks import steps_of, walk
 
 @pytest.mark.parametrize(("lived", "dies"), [(0.001, False), (2.0, False), (2.0, True)])
 @pytest.mark.parametrize("version", ["1.20", "1.28", "1.37"])
-async def test_a_device_of_a_pod_that_a_kubelet_has_just_forgotten_is_given_last(
-    node: Node, version: str, lived: float, dies: bool
-) -> None:
+async def test_a_device_of_a_forgotten_pod_is_given_last(node: Node, version: str, lived: float, dies: bool) -> None:
     one = await node.served(8, version=version)
     given = await node.admit("pod", count=4)
     await node.pass_time(lived)

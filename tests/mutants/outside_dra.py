@@ -527,7 +527,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "gateway/dra/crossing.py",
         "table.actual(written, claimed=bool(self._claim(board)))",
         "table.actual(written, claimed=False)",
-        f"{_ORDERS}::test_what_is_prepared_for_claims_is_theirs_when_the_device_plugin_api_is_served_too",
+        f"{_ORDERS}::test_prepared_claims_keep_theirs_when_the_device_plugin_api_is_served_too",
     ),
     Mutant(
         "OD34",
@@ -535,7 +535,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "gateway/dra/drivers.py",
         "self._publisher is not None and self._publisher.has_looked:",
         "self._publisher is not None:",
-        f"{_NAMES}::test_what_a_pod_by_name_had_waits_until_it_is_known_which_slices_there_are",
+        f"{_NAMES}::test_what_a_pod_by_name_had_waits_until_the_slices_are_known",
     ),
     Mutant(
         "OD35",
@@ -575,7 +575,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "adapters/pluginregistration.py",
         ' or "refused, without a reason"',
         "",
-        f"{_DRA}::test_nothing_is_offered_while_the_kubelet_takes_no_driver",
+        f"{_DRA}::test_nothing_is_offered_if_no_driver_is_taken",
     ),
     Mutant(
         "OD38",
@@ -631,7 +631,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "gateway/dra/claims.py",
         "{one.request, one.of}",
         "{one.request}",
-        f"{_CLAIMS}::test_parameters_for_a_request_are_for_its_subrequests_too",
+        f"{_CLAIMS}::test_parameters_of_a_request_are_for_its_subrequests",
     ),
     Mutant(
         "OD39",

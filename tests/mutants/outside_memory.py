@@ -103,7 +103,7 @@ MUTANTS = (
         "gateway/memory/file.py",
         "_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK",
         "_READ = os.O_RDONLY | os.O_NONBLOCK",
-        f"{_MEMORY}::test_what_is_no_file_in_the_state_file_s_place_is_neither_followed_nor_waited_for",
+        f"{_MEMORY}::test_what_is_no_file_in_the_state_file_s_place_is_not_followed",
     ),
     Mutant(
         "OM1",
@@ -135,7 +135,7 @@ MUTANTS = (
         "gateway/memory/tables.py",
         "        self.revision += len(changes)\n        apply",
         "        self.revision += len([one for one in changes.values() if one is not None])\n        apply",
-        f"{_RECORDS}::test_a_gpu_in_two_pods_is_told_until_an_operator_has_looked_after_it",
+        f"{_RECORDS}::test_a_gpu_in_two_pods_is_reported_until_an_operator_acts",
     ),
     Mutant(
         "OM1",
@@ -231,7 +231,7 @@ MUTANTS = (
         "gateway/memory/holdings.py",
         'for name in ledger.named() if before.partition(" ")[0] == ledger.boot_id else ():',
         "for name in ():",
-        f"{_RECORDS}::test_what_the_kubelet_forgot_is_given_last_and_again_when_its_pod_has_ended",
+        f"{_RECORDS}::test_what_the_kubelet_forgot_is_given_last_until_its_pod_ends",
     ),
     Mutant(
         "OM2",
@@ -239,7 +239,7 @@ MUTANTS = (
         "gateway/memory/holdings.py",
         "                if ours is not None and (one in ours or one in announced):",
         "                if ours is not None or one not in announced:",
-        f"{_RECORDS}::test_a_gpu_under_a_new_name_stays_with_the_pod_that_has_it_under_the_old_one",
+        f"{_RECORDS}::test_a_gpu_under_a_new_name_stays_with_its_pod_of_the_old_one",
     ),
     Mutant(
         "OM2",
@@ -287,7 +287,7 @@ MUTANTS = (
         "gateway/kubelet/records.py",
         "        if not any(only_written.values()):",
         "        if any(only_written.values()):",
-        f"{_RECORDS}::test_a_gpu_under_a_new_name_stays_with_the_pod_that_has_it_under_the_old_one",
+        f"{_RECORDS}::test_a_gpu_under_a_new_name_stays_with_its_pod_of_the_old_one",
     ),
     Mutant(
         "OM2",
@@ -343,7 +343,7 @@ MUTANTS = (
         "devices/boards.py",
         "        if hold.place.overlaps(place) and not",
         "        if hold.place == place and hold.place.part and not",
-        f"{_RECORDS}::test_a_gpu_under_a_new_name_stays_with_the_pod_that_has_it_under_the_old_one",
+        f"{_RECORDS}::test_a_gpu_under_a_new_name_stays_with_its_pod_of_the_old_one",
     ),
     Mutant(
         "OM3",
@@ -359,7 +359,7 @@ MUTANTS = (
         "gateway/memory/ledger.py",
         "for device_id, row in rows.items() if row.boot_id == self.boot_id}",
         "for device_id, row in rows.items() if row.boot_id == ''}",
-        f"{_RECORDS}::test_what_the_kubelet_forgot_is_given_last_and_again_when_its_pod_has_ended",
+        f"{_RECORDS}::test_what_the_kubelet_forgot_is_given_last_until_its_pod_ends",
     ),
     Mutant(
         "OM3",
@@ -367,7 +367,7 @@ MUTANTS = (
         "gateway/kubelet/earlier.py",
         "            lost[device_id] = _add_holder(lost.get(device_id, ()), one)",
         "            pass",
-        f"{_RECORDS}::test_what_the_kubelet_forgot_is_given_last_and_again_when_its_pod_has_ended",
+        f"{_RECORDS}::test_what_the_kubelet_forgot_is_given_last_until_its_pod_ends",
     ),
     Mutant(
         "OM3",
@@ -375,7 +375,7 @@ MUTANTS = (
         "gateway/kubelet/reader.py",
         "                self._compare_with_look(records, at)\n",
         "",
-        f"{_RECORDS}::test_what_the_kubelet_forgot_is_given_last_and_again_when_its_pod_has_ended",
+        f"{_RECORDS}::test_what_the_kubelet_forgot_is_given_last_until_its_pod_ends",
     ),
     Mutant(
         "OM3",
@@ -391,7 +391,7 @@ MUTANTS = (
         "gateway/kubelet/reader.py",
         "{one: holders for one, holders in rows.items() if one != device_id}",
         "rows",
-        f"{_RECORDS}::test_a_gpu_in_two_pods_is_told_until_an_operator_has_looked_after_it",
+        f"{_RECORDS}::test_a_gpu_in_two_pods_is_reported_until_an_operator_acts",
     ),
     Mutant(
         "OM3",
@@ -399,7 +399,7 @@ MUTANTS = (
         "gateway/kubelet/earlier.py",
         ">= GONE_AFTER for pod in one.pods)",
         ">= 0 for pod in one.pods)",
-        f"{_RECORDS}::test_what_the_kubelet_forgot_is_given_last_and_again_when_its_pod_has_ended",
+        f"{_RECORDS}::test_what_the_kubelet_forgot_is_given_last_until_its_pod_ends",
     ),
     Mutant(
         "OM3",
@@ -407,7 +407,7 @@ MUTANTS = (
         "gateway/kubelet/earlier.py",
         ">= GONE_AFTER for pod in one.pods)",
         ">= 1e9 for pod in one.pods)",
-        f"{_RECORDS}::test_what_the_kubelet_forgot_is_given_last_and_again_when_its_pod_has_ended",
+        f"{_RECORDS}::test_what_the_kubelet_forgot_is_given_last_until_its_pod_ends",
     ),
     Mutant(
         "OM3",
@@ -415,7 +415,7 @@ MUTANTS = (
         "gateway/kubelet/drift.py",
         "        doubtful = forgotten - bad\n",
         "        doubtful = frozenset[str]()\n",
-        f"{_RECORDS}::test_what_the_kubelet_forgot_is_given_last_and_again_when_its_pod_has_ended",
+        f"{_RECORDS}::test_what_the_kubelet_forgot_is_given_last_until_its_pod_ends",
     ),
     Mutant(
         "OM3",
@@ -663,7 +663,7 @@ MUTANTS = (
         "gateway/memory/holdings.py",
         "        found = self._earlier(resource) if forgotten else {}",
         "        found = dict[str, str]()",
-        f"{_HOLDERS}::test_what_nobody_wrote_down_and_the_kubelet_forgot_is_withheld_until_an_operator_says_otherwise",
+        f"{_HOLDERS}::test_what_nobody_wrote_down_and_the_kubelet_forgot_is_withheld_until_an_order",
     ),
     Mutant(
         "OM3",

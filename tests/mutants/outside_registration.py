@@ -65,7 +65,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "gateway/registration/machine.py",
         "            return replace(state, verified=done), (Verify(), *later)",
         "            return replace(state, verified=done), later",
-        f"{_REGISTRATION}::test_a_resource_whose_end_a_kubelet_reports_late_is_served_again",
+        f"{_REGISTRATION}::test_a_resource_that_a_kubelet_ends_late_is_served_again",
     ),
     Mutant(
         "XR3",
@@ -73,7 +73,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "gateway/registration/machine.py",
         "        again = VERIFY_AFTER_S[done:]",
         "        again = VERIFY_AFTER_S[done:1]",
-        f"{_REGISTRATION}::test_a_resource_whose_end_a_kubelet_reports_late_is_served_again",
+        f"{_REGISTRATION}::test_a_resource_that_a_kubelet_ends_late_is_served_again",
     ),
     Mutant(
         "XR3",
@@ -201,7 +201,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "adapters/levels.py",
         "    floor = max((one for one in known if one <= version), default=known[0])",
         "    floor = min((one for one in known if one >= version), default=known[-1])",
-        f"{_KUBELETS}::test_an_operator_sees_which_kubelets_it_may_be",
+        f"{_KUBELETS}::test_the_likely_kubelets_are_told",
     ),
     Mutant(
         "XR8",
@@ -329,7 +329,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "gateway/registration/registrar.py",
         "        if reason := self.plugin.list.too_large(dialect):",
         "        if (reason := self.plugin.list.too_large(dialect)) and False:",
-        f"{_KUBELETS}::test_a_list_that_no_kubelet_takes_is_not_registered_and_the_others_are",
+        f"{_KUBELETS}::test_a_list_that_no_kubelet_takes_is_the_only_one_missing",
     ),
     Mutant(
         "XR9",
@@ -353,7 +353,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "gateway/lists.py",
         "                again.append(time.monotonic() + BIND_AGAIN)\n",
         "",
-        f"{_REGISTRATION}::test_a_resource_whose_socket_cannot_be_made_holds_up_no_other_and_is_served_later",
+        f"{_REGISTRATION}::test_a_resource_without_a_socket_holds_up_no_other_and_is_served_later",
     ),
     Mutant(
         "XR4",

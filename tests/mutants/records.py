@@ -115,6 +115,6 @@ MUTANTS = (
         "gateway/lists.py",
         "                    plugin.send_again()",
         "                    pass",
-        f"{_EDITED}::test_a_gpu_under_a_new_name_stays_with_the_pod_that_has_it_under_the_old_one",
+        f"{_EDITED}::test_a_gpu_under_a_new_name_stays_with_its_pod_of_the_old_one",
     ),
 )
