@@ -6,10 +6,10 @@ import asyncio
 from pathlib import Path
 from typing import Any, Final
 
-from devices.model import Device
+from devices.model import Device, Health
 from gateway_lab.plugins.played import PlayedPlugin
 from tests.contract.clock import Process
-from tests.contract.node import Gateway, Node
+from tests.contract.node import VERSION, Gateway, Node
 
 NIC: Final = "vendor.example/nic"
 OTHER: Final = "vendor.example/other"
@@ -96,6 +96,15 @@ class Neighbour:
     def allocated(self) -> list[tuple[str, ...]]:
         """What it was asked to allocate, in all its starts."""
         return [one for played in self.starts for one in played.allocated]
+
+
+async def bridged(node: Node, *options: str, version: str = VERSION, **kind: Any) -> tuple[Gateway, Neighbour]:
+    """Start a kubelet, a gateway and a plugin that is such, and wait until the kubelet has the plugin's devices."""
+    await node.start_kubelet(version)
+    one, plugin = bridging(node, *options), Neighbour(node, **kind)
+    played = await plugin.start()
+    await node.allocatable_is(sum(device.health is Health.HEALTHY for device in played.devices), NIC)
+    return one, plugin
 
 
 def socket_of(folder: Path) -> tuple[int, int]:

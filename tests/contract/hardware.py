@@ -15,7 +15,7 @@ import pynvml
 
 from tests.contract import threads
 from tests.contract.clock import current, patches
-from tests.contract.node import Gateway, Node
+from tests.contract.node import GPU, VERSION, Gateway, Node
 from tests.fakes import amd, nvml
 
 
@@ -35,8 +35,12 @@ def _by_default(of: str, name: str, **values: object) -> None:
 class Host:
     """What stands for the host's root: its /sys, /proc and /dev, where CDI specifications are, and the driver's files."""
 
+    resource = GPU
+    """That of its GPUs, if they aren't shared or partitioned."""
+
     def __init__(self, node: Node) -> None:
         self.node = node
+        self.backend: tuple[str, ...] = ("--backend", "none")
         self.root = node.folder / "host"
         self.sys, self.proc, self.dev = self.root / "sys", self.root / "proc", self.root / "dev"
         self.cdi, self.driver = self.root / "cdi", self.root / "driver"
@@ -55,6 +59,19 @@ class Host:
         _by_default("gateway.compose", "source", sys=self.sys)
         patches.setattr("gateway.unseen.PCI", self.sys / "bus/pci/devices")
 
+    def gateway(self, *options: str, **environment: str) -> Gateway:
+        """Start a gateway on this node."""
+        return self.node.gateway(*self.backend, *options, environment=environment)
+
+    async def served(
+        self, count: int = 4, *options: str, resource: str = "", version: str = VERSION, **environment: str
+    ) -> Gateway:
+        """Start a kubelet and a gateway, and wait until so many devices are allocatable."""
+        await self.node.start_kubelet(version)
+        one = self.gateway(*options, **environment)
+        await self.node.allocatable_is(count, resource or self.resource)
+        return one
+
     def specification(self, kind: str = "k8s.device-plugin.nvidia.com-gpu") -> dict[str, Any]:
         """Return a CDI specification as container runtimes find it."""
         found: dict[str, Any] = json.loads((self.cdi / f"{kind}.json").read_text())
@@ -66,6 +83,7 @@ class Nvidia(Host):
 
     def __init__(self, node: Node, make: Callable[[Path], nvml.World] | None = None) -> None:
         super().__init__(node)
+        self.backend = ("--backend", "nvidia", "--container-driver-root", str(self.driver))
         patches.setenv("FAKE_NVML_WORLD", str(self.root / "nvml"))
         self.world = (make or (lambda path: nvml.dgx(path, 4)))(self.root / "nvml")
         self._libraries: dict[object, ctypes.CDLL] = {}
@@ -130,10 +148,16 @@ class Nvidia(Host):
         self.world.works(function, gpu)
         self.show_nvml()
 
-    def gateway(self, *options: str, **environment: str) -> Gateway:
-        """Start a gateway on this node."""
-        driver = ("--container-driver-root", str(self.driver))
-        return self.node.gateway("--backend", "nvidia", *driver, *options, environment=environment)
+    def mig(self, gpu: int, *profiles: str) -> list[nvml.Instance]:
+        """Split a GPU, by its index, into these instances."""
+        found = self.world.mig(gpu, *profiles)
+        self.show()
+        return found
+
+    def no_mig(self, gpu: int) -> None:
+        """Make a GPU whole, by its index."""
+        self.world.no_mig(gpu)
+        self.show()
 
     def calls(self) -> int:
         """Return how often NVML was called on this node."""
@@ -160,10 +184,9 @@ class Nvidia(Host):
 class Amd(Host):
     """AMD's GPUs: ``make`` writes their tree, a row changes it."""
 
+    resource = "amd.com/gpu"
+
     def __init__(self, node: Node, make: Callable[[Path], amd.Sysfs] = amd.mi210) -> None:
         super().__init__(node)
+        self.backend = ("--backend", "amd")
         self.tree = make(self.sys)
-
-    def gateway(self, *options: str, **environment: str) -> Gateway:
-        """Start a gateway on this node."""
-        return self.node.gateway("--backend", "amd", *options, environment=environment)

@@ -321,6 +321,12 @@ class Node:
         kubelet.report()
         return kubelet
 
+    async def start_forgetful_kubelet(self, version: str = VERSION) -> Kubelet:
+        """Start a kubelet without the checkpoint of the one before."""
+        self.kill_kubelet()
+        self.forget_checkpoint()
+        return await self.start_kubelet(version)
+
     def hear(self) -> None:
         """Let the kubelet reach the API server: it hears of the pods that run."""
         manager = self.kubelet.manager
@@ -464,7 +470,12 @@ class Node:
         resource: str = GPU,
         environment: Mapping[str, str] = {},
     ) -> Gateway:
-        """Start a kubelet and a gateway, and wait until so many devices are allocatable."""
+        """Start a kubelet and a gateway, and wait until so many devices are allocatable.
+
+        Unless the row has simulated hardware, there are so many GPUs. Eight are those of the default profile.
+        """
+        if count != 8 and not self.profile.exists() and "--backend" not in options:
+            self.simulate(gpus(*range(count)))
         await (self.start_kubelet(version) if version else self.start_kubelet())
         one = self.gateway(*options, environment=environment)
         await self.allocatable_is(count, resource)

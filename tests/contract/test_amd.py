@@ -32,14 +32,6 @@ def parted(root: Path, *modes: tuple[str, str]) -> Sysfs:
     return Sysfs(root, boards).write()
 
 
-async def ready(node: Node, host: Amd, count: int, resource: str = GPU, *options: str) -> Gateway:
-    """Start a kubelet and a gateway, and wait for the GPUs."""
-    await node.start_kubelet()
-    one = host.gateway(*options)
-    await node.allocatable_is(count, resource)
-    return one
-
-
 async def reasons(one: Gateway) -> dict[str, str]:
     """Return why devices are unhealthy, by ID."""
     resources = (await one.status())["resources"]
@@ -49,7 +41,7 @@ async def reasons(one: Gateway) -> dict[str, str]:
 
 async def test_a_pod_gets_the_nodes_of_its_gpu_and_the_one_that_all_need(node: Node) -> None:
     host = Amd(node, three)
-    one = await ready(node, host, 3)
+    one = await host.served(3)
     async with node.plugin(GPU) as plugin:
         nodes = ("/dev/kfd", "/dev/dri/card2", "/dev/dri/renderD129")
         given = await plugin.allocate(SECOND)
@@ -64,7 +56,7 @@ async def test_a_pod_gets_the_nodes_of_its_gpu_and_the_one_that_all_need(node: N
 
 async def test_gpus_of_one_numa_node_are_preferred_where_there_is_no_xgmi(node: Node) -> None:
     host = Amd(node, lambda root: Sysfs(root, [Board(FIRST, 0), Board(SECOND, 1), Board(THIRD, 1)]).write())
-    await ready(node, host, 3)
+    await host.served(3)
     async with node.plugin(GPU) as plugin:
         assert await plugin.prefer([FIRST, SECOND, THIRD], 2) == {SECOND, THIRD}
 
@@ -73,7 +65,7 @@ async def test_gpus_of_one_numa_node_are_preferred_where_there_is_no_xgmi(node: 
 async def test_partitions_are_offered_by_one_name_or_by_their_modes(node: Node, strategy: str) -> None:
     host = Amd(node, lambda root: parted(root, MODES, MODES))
     name = GPU if strategy == "single" else "amd.com/cpx_nps4"
-    await ready(node, host, 4, name, "--resource-naming-strategy", strategy)
+    await host.served(4, "--resource-naming-strategy", strategy, resource=name)
     given = await node.admit("pod", name, count=2)
     async with node.plugin(name) as plugin:
         devices = {device.id: device for device in await plugin.first_list()}
@@ -95,7 +87,7 @@ async def test_single_wants_all_gpus_partitioned_alike(node: Node) -> None:
 async def test_a_gpu_that_kfd_or_the_driver_does_not_know_is_unhealthy_and_the_others_are_not(node: Node) -> None:
     boards = [Board(FIRST), Board(SECOND, in_kfd=False), Board(THIRD)]
     host = Amd(node, lambda root: Sysfs(root, boards).write())
-    one = await ready(node, host, 2)
+    one = await host.served(2)
     assert (node.capacity(GPU), list(await reasons(one))) == (3, [SECOND])
     assert "KFD" in (await reasons(one))[SECOND]
     host.tree.boards[1] = Board(SECOND)
@@ -111,7 +103,7 @@ async def test_a_gpu_without_a_driver_is_told(node: Node) -> None:
     shutil.rmtree(host.tree.pci(host.tree.boards[1]) / "drm")
     (host.tree.pci(host.tree.boards[1]) / "driver").unlink()
     (host.tree.driver / SECOND).unlink()
-    one = await ready(node, host, 2)
+    one = await host.served(2)
     (left_out,) = (await one.status())["unusable"]
     assert left_out["id"] == SECOND
 
@@ -140,7 +132,7 @@ async def test_without_its_driver_the_gpus_are_unhealthy_until_it_is_back(node: 
 
 async def test_a_partition_that_is_gone_is_unhealthy_and_a_new_layout_is_not(node: Node) -> None:
     host = Amd(node, lambda root: parted(root, MODES, MODES))
-    one = await ready(node, host, 4)
+    one = await host.served(4)
     given = await node.admit("pod", GPU)
     shutil.rmtree(host.sys / "devices/platform/amdgpu_xcp_1")
     await node.allocatable_is(2, GPU)  # Nobody knows which of the two parts is which.
@@ -158,7 +150,7 @@ async def test_a_partition_that_is_gone_is_unhealthy_and_a_new_layout_is_not(nod
 
 async def test_released_gpus_are_left_alone_until_they_are_acquired(node: Node) -> None:
     host = Amd(node, three)
-    one = await ready(node, host, 3)
+    one = await host.served(3)
     await one.order("release", ids=[SECOND])
     await node.allocatable_is(2, GPU)
     assert node.capacity(GPU) == 3
@@ -184,7 +176,7 @@ async def test_what_the_metrics_exporter_calls_unhealthy_is_so(node: Node) -> No
     server = wire.Server([grpc.method_handlers_generic_handler("metricssvc.MetricsService", handlers)])
     server.add_insecure_port(f"unix:{host.root / 'exporter.sock'}")
     await server.start()
-    one = await ready(node, host, 2)
+    one = await host.served(2)
     assert "exporter" in (await reasons(one))[SECOND]
     ill.clear()
     await node.allocatable_is(3, GPU)
@@ -205,14 +197,14 @@ async def test_what_the_metrics_exporter_calls_unhealthy_is_so(node: Node) -> No
 
 
 async def test_a_node_without_a_metrics_exporter_is_told_nothing_of_it(node: Node) -> None:
-    one = await ready(node, Amd(node, three), 3)
+    one = await Amd(node, three).served(3)
     await node.pass_time(100)
     assert not one.said("metrics exporter silent")
 
 
 async def test_partitions_of_before_the_restart_are_not_lost_but_gone(node: Node) -> None:
     host = Amd(node, lambda root: parted(root, MODES, MODES))
-    one = await ready(node, host, 4)
+    one = await host.served(4)
     one.kill()
     host.tree.boards = [Board(FIRST, 0, ("SPX", "NPS1")), Board(SECOND, 0, ("SPX", "NPS1"))]
     host.tree.write()
@@ -222,7 +214,7 @@ async def test_partitions_of_before_the_restart_are_not_lost_but_gone(node: Node
 
 async def test_a_gpu_whose_mode_cannot_be_read_is_listed_as_before(node: Node) -> None:
     host = Amd(node, lambda root: parted(root, MODES, MODES))
-    one = await ready(node, host, 4)
+    one = await host.served(4)
     (host.tree.pci(host.tree.boards[0]) / "current_compute_partition").unlink()
     await node.allocatable_is(2, GPU)
     assert set(await reasons(one)) == {FIRST, "amdgpu_xcp_0"}
@@ -235,7 +227,7 @@ async def test_the_gauges_tell_of_each_gpu(node: Node) -> None:
     folder = host.tree.pci(host.tree.boards[0])
     (folder / "mem_info_vram_used").write_text(f"{3 << 20}\n")
     (folder / "mem_info_vram_total").write_text(f"{9 << 20}\n")
-    one = await ready(node, host, 3, GPU, "--gpu-metrics")
+    one = await host.served(3, "--gpu-metrics")
     _, body = await one.get("metrics", "/metrics")
     (line,) = [line for line in body.splitlines() if line.startswith("DCGM_FI_DEV_FB_FREE{")]
     assert f'UUID="{FIRST}"' in line

@@ -9,19 +9,11 @@ import pytest
 
 from devices.model import ContainerAnswer, DeviceNode, Mount
 from tests.contract.hardware import Nvidia
-from tests.contract.node import GPU, Gateway, Node, Refused
+from tests.contract.node import GPU, Node, Refused
 
 CDI = "k8s.device-plugin.nvidia.com/gpu="
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 MOUNTED = "/var/run/nvidia-container-devices"
-
-
-async def ready(node: Node, nvidia: Nvidia, *options: str, version: str = "1.34", **environment: str) -> Gateway:
-    """Start a kubelet and a gateway, and wait for the GPUs."""
-    await node.start_kubelet(version)
-    one = nvidia.gateway(*options, **environment)
-    await node.allocatable_is(4)
-    return one
 
 
 async def answer(node: Node, nvidia: Nvidia, *gpus: int) -> ContainerAnswer:
@@ -31,25 +23,25 @@ async def answer(node: Node, nvidia: Nvidia, *gpus: int) -> ContainerAnswer:
 
 
 async def test_a_variable_names_the_gpus_in_their_order(node: Node, nvidia: Nvidia) -> None:
-    await ready(node, nvidia, "--gdrcopy-enabled", GDS_ENABLED="true", MOFED_ENABLED="false")
+    await nvidia.served(4, "--gdrcopy-enabled", GDS_ENABLED="true", MOFED_ENABLED="false")
     names = f"{nvidia.uuids[1]},{nvidia.uuids[3]}"
     enabled = {"NVIDIA_GDRCOPY": "enabled", "NVIDIA_GDS": "enabled"}
     assert await answer(node, nvidia, 1, 3) == ContainerAnswer(envs={VISIBLE: names, **enabled})
 
 
 async def test_the_index_names_a_gpu_if_the_operator_wants_that(node: Node, nvidia: Nvidia) -> None:
-    await ready(node, nvidia, DEVICE_ID_STRATEGY="index")
+    await nvidia.served(DEVICE_ID_STRATEGY="index")
     assert await answer(node, nvidia, 0, 2) == ContainerAnswer(envs={VISIBLE: "0,2"})
 
 
 async def test_mounts_name_the_gpus(node: Node, nvidia: Nvidia) -> None:
-    await ready(node, nvidia, "--device-list-strategy", "envvar,volume-mounts")
+    await nvidia.served(4, "--device-list-strategy", "envvar,volume-mounts")
     mounts = tuple(Mount(f"{MOUNTED}/{nvidia.uuids[one]}", "/dev/null") for one in (0, 1))
     assert await answer(node, nvidia, 0, 1) == ContainerAnswer(envs={VISIBLE: MOUNTED}, mounts=mounts)
 
 
 async def test_device_nodes_are_passed_from_where_they_are_on_the_host(node: Node, nvidia: Nvidia) -> None:
-    await ready(node, nvidia, "--pass-device-specs", "--nvidia-driver-root", "/run/driver", NVIDIA_DEV_ROOT="/run/dev")
+    await nvidia.served(4, "--pass-device-specs", "--nvidia-driver-root", "/run/driver", NVIDIA_DEV_ROOT="/run/dev")
     names = ("nvidia2", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
     nodes = tuple(DeviceNode(f"/dev/{name}", f"/run/dev/dev/{name}") for name in names)
     assert await answer(node, nvidia, 2) == ContainerAnswer(envs={VISIBLE: nvidia.uuids[2]}, device_nodes=nodes)
@@ -107,7 +99,7 @@ async def test_a_container_gets_its_imex_channel_as_its_gpus_once_it_is_there(
 async def test_a_container_gets_no_imex_channel_that_nobody_asked_for(node: Node, nvidia: Nvidia) -> None:
     (nvidia.dev / CHANNEL).parent.mkdir()
     (nvidia.dev / CHANNEL).touch()
-    await ready(node, nvidia, "--pass-device-specs", "--device-list-strategy", "envvar,cdi-cri")
+    await nvidia.served(4, "--pass-device-specs", "--device-list-strategy", "envvar,cdi-cri")
     said = await answer(node, nvidia, 1)
     assert not any(told(said) for told in WAYS.values())
 
@@ -116,7 +108,7 @@ async def test_a_container_gets_no_imex_channel_that_nobody_asked_for(node: Node
 async def test_a_pod_that_cuda_would_fail_in_is_refused(node: Node, nvidia: Nvidia, options: tuple[str, ...]) -> None:
     (nvidia.dev / "nvidia-uvm").unlink()
     nvidia.show(nodes=False)
-    one = await ready(node, nvidia, *options)
+    one = await nvidia.served(4, *options)
     assert "nvidia-uvm is missing" in await node.refused("pod")
     assert "nvidia-uvm" in str((await one.status())["hindrances"])
     nvidia.show()
@@ -127,7 +119,7 @@ async def test_a_pod_that_cuda_would_fail_in_is_refused(node: Node, nvidia: Nvid
 async def test_only_a_pod_that_has_the_gpu_without_a_device_node_is_refused(node: Node, nvidia: Nvidia) -> None:
     (nvidia.dev / "nvidia1").unlink()
     nvidia.show(nodes=False)
-    await ready(node, nvidia, "--pass-device-specs")
+    await nvidia.served(4, "--pass-device-specs")
     assert (await answer(node, nvidia, 2)).device_nodes
     async with node.plugin() as plugin:
         with pytest.raises(Refused, match="/dev/nvidia1 is missing on this node"):
@@ -135,7 +127,7 @@ async def test_only_a_pod_that_has_the_gpu_without_a_device_node_is_refused(node
 
 
 async def test_each_annotation_has_a_key_of_its_own(node: Node, nvidia: Nvidia) -> None:
-    await ready(node, nvidia, "--device-list-strategy", "cdi-annotations")
+    await nvidia.served(4, "--device-list-strategy", "cdi-annotations")
     keys = [key for _ in range(2) for key in (await answer(node, nvidia, 1)).annotations]
     assert len(set(keys)) == len(keys) == 2
 
@@ -160,7 +152,7 @@ async def test_each_annotation_has_a_key_of_its_own(node: Node, nvidia: Nvidia) 
 async def test_a_gpu_is_named_in_cdi_only_to_a_kubelet_that_takes_it(
     node: Node, nvidia: Nvidia, version: str, strategies: str, fallback: str, carried: set[str] | None
 ) -> None:
-    await ready(node, nvidia, "--device-list-strategy", strategies, "--cdi-fallback", fallback, version=version)
+    await nvidia.served(4, "--device-list-strategy", strategies, "--cdi-fallback", fallback, version=version)
     if carried is None:
         async with node.plugin() as plugin:
             with pytest.raises(Refused):
@@ -192,20 +184,17 @@ async def test_an_unknown_kubelet_gets_the_cdi_name_and_what_arrives_for_sure(no
 
 async def test_what_a_cdi_name_stands_for_is_said_to_a_kubelet_that_knows_no_cdi(node: Node, nvidia: Nvidia) -> None:
     hooks = {"CDI_DISABLE_HOOKS": "all", "DEVICE_LIST_STRATEGY": "cdi-cri", "GATEWAY_CDI_FALLBACK": "expand"}
-    await ready(node, nvidia, version="1.20", **hooks)
+    await nvidia.served(version="1.20", **hooks)
     given = await answer(node, nvidia, 1)
     assert {"/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm"} <= {one.host_path for one in given.device_nodes}
     assert f"/usr/lib64/libcuda.so.{nvidia.world.driver}" in {one.host_path for one in given.mounts}
 
 
 async def test_the_cdi_specification_has_what_is_offered_before_it_is_offered(node: Node, nvidia: Nvidia) -> None:
-    nvidia.world.mig(3, "3g.40gb", "3g.40gb")
-    nvidia.show()
+    nvidia.mig(3, "3g.40gb", "3g.40gb")
     instances = [one.uuid for one in nvidia.world.gpus[3].instances]
     options = ("--device-list-strategy", "cdi-cri", "--mig-strategy", "mixed", "--exclude-devices", "0")
-    await node.start_kubelet()
-    one = nvidia.gateway(*options)
-    await node.allocatable_is(2)
+    one = await nvidia.served(2, *options)
     await node.allocatable_is(2, "nvidia.com/mig-3g.40gb")
     devices = {device["name"]: device["containerEdits"] for device in nvidia.specification()["devices"]}
     assert set(devices) == {*nvidia.uuids[1:], *instances, "all"}
@@ -217,8 +206,7 @@ async def test_the_cdi_specification_has_what_is_offered_before_it_is_offered(no
     given = await node.admit("pod", "nvidia.com/mig-3g.40gb")
     assert given.answer.cdi_devices[0].removeprefix(CDI) in instances
     # One that a container was given stays in it when it goes.
-    nvidia.world.no_mig(3)
-    nvidia.show()
+    nvidia.no_mig(3)
     await node.pass_time(60)
     names = {device["name"] for device in nvidia.specification()["devices"]}
     assert given.answer.cdi_devices[0].removeprefix(CDI) in names
@@ -229,7 +217,7 @@ async def test_the_cdi_specification_has_what_is_offered_before_it_is_offered(no
 async def test_without_the_drivers_libraries_there_is_no_cdi_and_the_reason_is_told(node: Node, nvidia: Nvidia) -> None:
     library = nvidia.driver / f"usr/lib64/libcuda.so.{nvidia.world.driver}"
     library.unlink()
-    one = await ready(node, nvidia, "--device-list-strategy", "cdi-cri", "--fail-on-init-error=false")
+    one = await nvidia.served(4, "--device-list-strategy", "cdi-cri", "--fail-on-init-error=false")
     assert "libcuda" in await node.refused("pod")
     library.touch()
     await node.pass_time(40)
@@ -243,7 +231,7 @@ async def test_without_the_drivers_libraries_there_is_no_cdi_and_the_reason_is_t
 
 
 async def test_the_drivers_libraries_that_go_later_end_no_gateway(node: Node, nvidia: Nvidia) -> None:
-    one = await ready(node, nvidia, "--device-list-strategy", "cdi-cri", "--fail-on-init-error")
+    one = await nvidia.served(4, "--device-list-strategy", "cdi-cri", "--fail-on-init-error")
     (nvidia.driver / f"usr/lib64/libcuda.so.{nvidia.world.driver}").unlink()
     await node.pass_time(200)
     assert one.alive
@@ -255,7 +243,7 @@ async def test_the_drivers_libraries_that_go_later_end_no_gateway(node: Node, nv
 
 
 async def test_a_specification_that_somebody_removed_is_written_again(node: Node, nvidia: Nvidia) -> None:
-    await ready(node, nvidia, "--device-list-strategy", "cdi-cri")
+    await nvidia.served(4, "--device-list-strategy", "cdi-cri")
     for path in nvidia.cdi.iterdir():
         path.unlink()
     await node.pass_time(40)
@@ -279,7 +267,7 @@ async def test_the_drivers_root_of_the_start_counts_until_the_next_one(node: Nod
 async def test_an_answer_changes_with_the_configuration(node: Node, nvidia: Nvidia) -> None:
     file = node.folder / "config.yaml"
     file.write_text("flags: {plugin: {deviceIDStrategy: index}}")
-    await ready(node, nvidia, "--config-file", str(file))
+    await nvidia.served(4, "--config-file", str(file))
     assert (await answer(node, nvidia, 2)).envs == {VISIBLE: "2"}
     file.write_text("flags: {plugin: {deviceIDStrategy: uuid}}")
     await node.pass_time(10)

@@ -10,7 +10,7 @@ import pytest
 
 from devices.model import ContainerAnswer, Device, Health, Options
 from gateway_lab.plugins.played import Habits
-from tests.contract.bridged import NIC, OTHER, Neighbour, behind, bridging, configured, socket_of, stays
+from tests.contract.bridged import NIC, OTHER, Neighbour, behind, bridged, bridging, configured, socket_of, stays
 from tests.contract.node import GPU, PREFIX, Node, gpus
 from tests.contract.test_holders import reasons
 
@@ -20,11 +20,7 @@ from tests.contract.test_holders import reasons
     [("0.1", "1.34"), ("v1alpha2", "1.34"), ("v1beta1", "1.8"), ("v1beta1", "1.9"), ("v1beta1", "1.37")],
 )
 async def test_pods_keep_a_plugins_devices_through_every_restart(node: Node, api: str, version: str) -> None:
-    await node.start_kubelet(version)
-    one = bridging(node)
-    plugin = Neighbour(node, api=api)
-    await plugin.start()
-    await node.allocatable_is(2, NIC)
+    one, plugin = await bridged(node, version=version, api=api)
     given = await node.admit("pod", NIC)
     assert given.answer.envs == {"DEVICES": given.devices[NIC][0]}
     await plugin.end()
@@ -55,11 +51,7 @@ async def test_pods_keep_a_plugins_devices_through_every_restart(node: Node, api
 async def test_a_plugin_that_registers_once_is_called_again(node: Node, *, own: bool) -> None:
     if own:
         node.simulate(gpus(7))
-    await node.start_kubelet()
-    one = bridging(node)
-    plugin = Neighbour(node)
-    await plugin.start()
-    await node.allocatable_is(2, NIC)
+    one, plugin = await bridged(node)
     for end in (plugin.end, None):
         if end is None:
             plugin.kill()
@@ -76,11 +68,7 @@ async def test_a_plugin_that_registers_once_is_called_again(node: Node, *, own: 
 
 
 async def test_a_plugin_that_stays_away_loses_its_devices_by_and_by_but_those_that_pods_hold(node: Node) -> None:
-    await node.start_kubelet()
-    one = bridging(node, "--bridge-grace=20", "--bridge-withdraw=100")
-    plugin = Neighbour(node)
-    await plugin.start()
-    await node.allocatable_is(2, NIC)
+    one, plugin = await bridged(node, "--bridge-grace=20", "--bridge-withdraw=100")
     held = (await node.admit("pod", NIC)).devices[NIC]
     plugin.kill()
     await stays(node, 2, 18)
@@ -109,11 +97,7 @@ async def test_a_plugin_that_stays_away_loses_its_devices_by_and_by_but_those_th
 
 
 async def test_a_plugin_that_comes_back_late_again_and_again_has_its_devices_at_once(node: Node) -> None:
-    await node.start_kubelet()
-    bridging(node, "--bridge-grace=2")
-    plugin = Neighbour(node)
-    await plugin.start()
-    await node.allocatable_is(2, NIC)
+    _, plugin = await bridged(node, "--bridge-grace=2")
     for _ in range(5):
         plugin.kill()
         await node.allocatable_is(0, NIC, 5)
@@ -123,11 +107,7 @@ async def test_a_plugin_that_comes_back_late_again_and_again_has_its_devices_at_
 
 
 async def test_a_restart_of_the_gateway_gives_a_plugin_that_is_away_no_more_time(node: Node) -> None:
-    await node.start_kubelet()
-    one = bridging(node)
-    plugin = Neighbour(node)
-    await plugin.start()
-    await node.allocatable_is(2, NIC)
+    one, plugin = await bridged(node)
     plugin.kill()
     await node.pass_time(40)
     await one.terminate()
@@ -138,11 +118,7 @@ async def test_a_restart_of_the_gateway_gives_a_plugin_that_is_away_no_more_time
 
 
 async def test_an_empty_list_at_the_end_takes_nothing_away_and_one_that_is_meant_does(node: Node) -> None:
-    await node.start_kubelet()
-    bridging(node)
-    plugin = Neighbour(node, habits=Habits(empties=True))
-    await plugin.start()
-    await node.allocatable_is(2, NIC)
+    _, plugin = await bridged(node, habits=Habits(empties=True))
     await plugin.end()
     await stays(node, 2, 10)
     await plugin.start()
@@ -155,11 +131,7 @@ async def test_an_empty_list_at_the_end_takes_nothing_away_and_one_that_is_meant
 
 
 async def test_what_a_plugin_says_of_its_devices_is_so_at_once(node: Node) -> None:
-    await node.start_kubelet()
-    bridging(node)
-    plugin = Neighbour(node)
-    await plugin.start()
-    await node.allocatable_is(2, NIC)
+    _, plugin = await bridged(node)
     for _ in range(4):
         await plugin.change(Device("a", Health.UNHEALTHY), Device("b"))
         await node.allocatable_is(1, NIC, 3)
@@ -171,11 +143,8 @@ async def test_what_a_plugin_says_of_its_devices_is_so_at_once(node: Node) -> No
 
 
 async def test_a_plugin_that_hangs_is_away_until_it_answers_and_is_never_asked_for_its_list_again(node: Node) -> None:
-    await node.start_kubelet()
-    one = bridging(node, *configured(node, f"    deadlines: [{{resource: {NIC}, seconds: 5}}]\n"))
-    plugin = Neighbour(node)
-    played = await plugin.start()
-    await node.allocatable_is(2, NIC)
+    one, plugin = await bridged(node, *configured(node, f"    deadlines: [{{resource: {NIC}, seconds: 5}}]\n"))
+    played = plugin.played
     played.free.clear()
     began = asyncio.get_running_loop().time()
     assert "look at its log" in await node.refused("pod", NIC)
@@ -201,11 +170,8 @@ async def test_a_plugin_that_hangs_is_away_until_it_answers_and_is_never_asked_f
 
 
 async def test_a_plugin_that_is_stopped_is_not_replaced_and_goes_on(node: Node) -> None:
-    await node.start_kubelet()
-    one = bridging(node)
-    plugin = Neighbour(node)
-    played = await plugin.start()
-    await node.allocatable_is(2, NIC)
+    one, plugin = await bridged(node)
+    played = plugin.played
     plugin.process.stop()
     await stays(node, 2, 10)
     admitted = asyncio.ensure_future(node.admit("pod", NIC))
@@ -217,11 +183,8 @@ async def test_a_plugin_that_is_stopped_is_not_replaced_and_goes_on(node: Node) 
 
 
 async def test_a_call_waits_for_a_plugin_that_restarts_and_not_for_ever(node: Node) -> None:
-    await node.start_kubelet()
-    bridging(node, "--bridge-grace=20")
-    plugin = Neighbour(node)
-    played = await plugin.start()
-    await node.allocatable_is(2, NIC)
+    _, plugin = await bridged(node, "--bridge-grace=20")
+    played = plugin.played
     played.free.clear()
     admitted = asyncio.ensure_future(node.admit("pod", NIC))
     await node.until(lambda: played.allocated, "the call")
@@ -239,12 +202,8 @@ async def test_a_call_waits_for_a_plugin_that_restarts_and_not_for_ever(node: No
 
 @pytest.mark.parametrize("habits", [Habits(), Habits(bare_options=True), Habits(no_options=True)])
 async def test_a_plugin_chooses_and_prepares_whichever_way_it_asked_for_it(node: Node, habits: Habits) -> None:
-    await node.start_kubelet()
-    bridging(node)
     four = tuple(Device(name) for name in "abcd")
-    plugin = Neighbour(node, devices=four, habits=habits, options=Options(True, True))
-    await plugin.start()
-    await node.allocatable_is(4, NIC)
+    _, plugin = await bridged(node, devices=four, habits=habits, options=Options(True, True))
     async with node.plugin(NIC) as kubelet:
         assert await kubelet.options() == Options(True, True)
         assert await kubelet.prefer(["a", "b", "c", "d"], 1) == {"d"}
@@ -259,11 +218,8 @@ async def test_a_plugin_chooses_and_prepares_whichever_way_it_asked_for_it(node:
 
 
 async def test_a_refusal_is_passed_on_in_the_plugins_words_and_is_no_absence(node: Node) -> None:
-    await node.start_kubelet()
-    one = bridging(node)
-    plugin = Neighbour(node)
-    played = await plugin.start()
-    await node.allocatable_is(2, NIC)
+    one, plugin = await bridged(node)
+    played = plugin.played
     for code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN):
         played.failing = code, "the vendor's own words"
         assert "the vendor's own words" in await node.refused("pod", NIC)
@@ -278,11 +234,8 @@ def _twice(_: object) -> ContainerAnswer:
 
 
 async def test_an_answer_that_no_kubelet_takes_is_not_passed_on(node: Node) -> None:
-    await node.start_kubelet()
-    one = bridging(node)
-    plugin = Neighbour(node)
-    played = await plugin.start()
-    await node.allocatable_is(2, NIC)
+    one, plugin = await bridged(node)
+    played = plugin.played
     for raw in (b"", b"\xff" * 10, b"\x0a\x00" * 2, b"\x0a\x00" * 300_000):
         played.raw_answer = raw
         assert "can't be passed on" in await node.refused("pod", NIC)
@@ -308,11 +261,8 @@ async def test_an_answer_that_no_kubelet_takes_is_not_passed_on(node: Node) -> N
     ],
 )
 async def test_a_bad_list_changes_nothing(node: Node, devices: Sequence[Device], raw: bytes | None, words: str) -> None:
-    await node.start_kubelet()
-    one = bridging(node)
-    plugin = Neighbour(node)
-    played = await plugin.start()
-    await node.allocatable_is(2, NIC)
+    one, plugin = await bridged(node)
+    played = plugin.played
     played.raw_list = raw
     await plugin.change(*devices)
     await node.pass_time(5)
@@ -395,11 +345,7 @@ async def test_a_renamed_resource_has_its_new_name_alone(node: Node) -> None:
 
 
 async def test_a_register_that_means_nothing_is_refused_in_words(node: Node) -> None:
-    await node.start_kubelet()
-    bridging(node, *configured(node, "    allow: ['vendor.example/*']\n"))
-    plugin = Neighbour(node)
-    await plugin.start()
-    await node.allocatable_is(2, NIC)
+    _, plugin = await bridged(node, *configured(node, "    allow: ['vendor.example/*']\n"))
     for endpoint in ("kubelet.sock", "../played.sock", "", "nowhere.sock", "x" * 200):
         assert (await _refused(plugin, endpoint=endpoint)).startswith("INVALID_ARGUMENT")
     said = await _refused(plugin, version="v9")
@@ -414,11 +360,8 @@ async def test_a_register_that_means_nothing_is_refused_in_words(node: Node) -> 
 
 
 async def test_a_plugin_that_registers_again_keeps_its_earlier_stream(node: Node) -> None:
-    await node.start_kubelet()
-    bridging(node)
-    plugin = Neighbour(node)
-    played = await plugin.start()
-    await node.allocatable_is(2, NIC)
+    _, plugin = await bridged(node)
+    played = plugin.played
     played.free.clear()
     admitted = asyncio.ensure_future(node.admit("pod", NIC))
     await node.until(lambda: played.allocated, "the call")
@@ -580,11 +523,7 @@ async def test_what_lies_in_plugins_registry_is_found_told_and_served(node: Node
 
 @pytest.mark.parametrize("version", ["1.20", "1.34"])
 async def test_a_newer_gateway_has_the_plugin_before_and_after_the_older_one_ends(node: Node, version: str) -> None:
-    await node.start_kubelet(version)
-    one = bridging(node)
-    plugin = Neighbour(node)
-    await plugin.start()
-    await node.allocatable_is(2, NIC)
+    one, plugin = await bridged(node, version=version)
     await node.admit("pod", NIC)
     two = bridging(node)
     await node.until(lambda: two.said("registered"), "its registration")

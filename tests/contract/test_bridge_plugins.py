@@ -7,7 +7,6 @@ import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -15,20 +14,11 @@ import pytest
 from devices.model import ContainerAnswer, Device, DeviceNode, Health, Mount, Options
 from gateway_lab.kubelets.kubelet import KubeletError
 from gateway_lab.plugins.played import Habits
-from tests.contract.bridged import NIC, OTHER, Neighbour, behind, bridging, configured, stays
+from tests.contract.bridged import NIC, OTHER, Neighbour, behind, bridged, bridging, configured, stays
 from tests.contract.clock import patches, spoiled
-from tests.contract.node import Caller, Gateway, Node, Refused
+from tests.contract.node import Caller, Node, Refused
 
 PREPARES = Options(pre_start_required=True)
-
-
-async def served(node: Node, *options: str, **kind: Any) -> tuple[Gateway, Neighbour]:
-    """Start a kubelet, a gateway and a plugin, whose devices the kubelet has then."""
-    await node.start_kubelet()
-    one, plugin = bridging(node, *options), Neighbour(node, **kind)
-    played = await plugin.start()
-    await node.allocatable_is(sum(device.health is Health.HEALTHY for device in played.devices), NIC)
-    return one, plugin
 
 
 # -- what arrives -----------------------------------------------------------------------------------------------------
@@ -37,21 +27,21 @@ async def served(node: Node, *options: str, **kind: Any) -> tuple[Gateway, Neigh
 async def test_all_that_an_answer_says_and_a_devices_place_arrive(node: Node) -> None:
     full = ContainerAnswer({"K": "v"}, (Mount("/c", "/h", read_only=True),), (DeviceNode("/dev/c", "/dev/h", "r"),))
     devices = (Device("a", numa_nodes=(0, 1)), Device("b", numa_nodes=(-1,)), Device("c", numa_nodes=(1 << 40, 2)))
-    await served(node, devices=devices, answer=lambda _: full)
+    await bridged(node, devices=devices, answer=lambda _: full)
     async with node.plugin(NIC) as kubelet:
         assert {one.id: one.numa_nodes for one in await kubelet.first_list()} == {"a": (0, 1), "b": (), "c": (2,)}
     assert (await node.admit("pod", NIC)).answer == full
 
 
 async def test_a_plugin_that_asked_for_nothing_is_not_asked_to_prepare(node: Node) -> None:
-    _, plugin = await served(node)
+    _, plugin = await bridged(node)
     await node.admit("pod", NIC)
     assert not plugin.played.prepared
 
 
 @pytest.mark.parametrize("shared", [False, True])
 async def test_options_are_those_of_the_last_register_though_the_list_is_the_same(node: Node, *, shared: bool) -> None:
-    _, plugin = await served(node, habits=Habits(shared_channel=shared))
+    _, plugin = await bridged(node, habits=Habits(shared_channel=shared))
     plugin.played.options = PREPARES
     await plugin.register()
     await node.pass_time(5)
@@ -65,7 +55,7 @@ async def test_options_are_those_of_the_last_register_though_the_list_is_the_sam
 
 
 async def test_a_plugin_that_never_says_what_it_wants_gets_what_register_said(node: Node) -> None:
-    _, plugin = await served(node, stalls=True, options=PREPARES)
+    _, plugin = await bridged(node, stalls=True, options=PREPARES)
     async with node.plugin(NIC) as kubelet:
         assert await kubelet.options() == PREPARES
     await node.admit("pod", NIC)
@@ -73,7 +63,7 @@ async def test_a_plugin_that_never_says_what_it_wants_gets_what_register_said(no
 
 
 async def test_a_plugins_error_arrives_with_its_code(node: Node) -> None:
-    _, plugin = await served(node)
+    _, plugin = await bridged(node)
     async with node.plugin(NIC) as kubelet:
         for code in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED, grpc.StatusCode.PERMISSION_DENIED):
             plugin.played.failing = code, "no pod is pending"
@@ -83,7 +73,7 @@ async def test_a_plugins_error_arrives_with_its_code(node: Node) -> None:
 
 
 async def test_allocates_reach_a_plugin_in_their_order(node: Node) -> None:
-    _, plugin = await served(node)
+    _, plugin = await bridged(node)
     plugin.played.free.clear()
     async with node.plugin(NIC) as kubelet:
         calls = []
@@ -100,7 +90,7 @@ async def test_allocates_reach_a_plugin_in_their_order(node: Node) -> None:
 
 
 async def test_the_kubelet_is_told_once_of_lists_that_are_equal(node: Node) -> None:
-    await served(node, habits=Habits(repeats_s=0.1))
+    await bridged(node, habits=Habits(repeats_s=0.1))
     await node.pass_time(5)
     before = len(node.kubelet.noted(f"List {NIC}"))
     await node.pass_time(20)
@@ -108,7 +98,7 @@ async def test_the_kubelet_is_told_once_of_lists_that_are_equal(node: Node) -> N
 
 
 async def test_what_an_earlier_handler_of_the_same_server_swallows_still_counts(node: Node) -> None:
-    _, plugin = await served(node, habits=Habits(shared_channel=True))
+    _, plugin = await bridged(node, habits=Habits(shared_channel=True))
     await plugin.register()
     await node.pass_time(5)
     for count in (1, 2, 3, 4, 5):
@@ -118,7 +108,7 @@ async def test_what_an_earlier_handler_of_the_same_server_swallows_still_counts(
 
 @pytest.mark.parametrize("repeats_s", [0.0, 0.05])
 async def test_a_plugin_that_stays_and_says_that_it_has_no_devices_has_none(node: Node, repeats_s: float) -> None:
-    _, plugin = await served(node, habits=Habits(repeats_s=repeats_s))
+    _, plugin = await bridged(node, habits=Habits(repeats_s=repeats_s))
     await plugin.change()
     await node.allocatable_is(0, NIC, 5)
     await plugin.change(Device("a"), Device("b"))
@@ -130,7 +120,7 @@ async def test_a_plugin_that_stays_and_says_that_it_has_no_devices_has_none(node
 
 
 async def test_a_socket_that_is_bound_again_under_its_name_is_a_new_plugin(node: Node) -> None:
-    _, old = await served(node)
+    _, old = await bridged(node)
     new = Neighbour(node, devices=(Device("a"), Device("b"), Device("c")), options=PREPARES)
     await new.start()
     await node.allocatable_is(3, NIC)
@@ -142,7 +132,7 @@ async def test_a_socket_that_is_bound_again_under_its_name_is_a_new_plugin(node:
 
 
 async def test_an_allocate_that_one_had_when_the_next_registered_is_answered_by_that_one(node: Node) -> None:
-    one, old = await served(node)
+    one, old = await bridged(node)
     old.played.free.clear()
     admitted = asyncio.create_task(node.admit("pod", NIC))
     await node.until(lambda: old.played.allocated, "the call")
@@ -157,7 +147,7 @@ async def test_an_allocate_that_one_had_when_the_next_registered_is_answered_by_
 
 @pytest.mark.parametrize("devices", [(), (Device("a"),)])
 async def test_a_plugin_is_asked_for_nothing_that_it_came_back_without(node: Node, devices: Sequence[Device]) -> None:
-    _, plugin = await served(node)
+    _, plugin = await bridged(node)
     plugin.kill()
     async with node.plugin(NIC) as kubelet:
         lost = asyncio.create_task(kubelet.allocate("b"))
@@ -174,7 +164,7 @@ async def test_a_plugin_is_asked_for_nothing_that_it_came_back_without(node: Nod
 
 
 async def test_one_that_comes_back_and_says_nothing_has_what_it_had(node: Node) -> None:
-    _, plugin = await served(node)
+    _, plugin = await bridged(node)
     plugin.kill()
     await node.pass_time(1)
     await plugin.start(habits=Habits(silent_again=True), lists=1)
@@ -190,7 +180,7 @@ REPEAT = f"    repeat: ['{NIC}']\n"
 
 async def test_an_earlier_answer_is_repeated_if_the_operator_says_so_and_after_a_restart_too(node: Node) -> None:
     options = configured(node, REPEAT)
-    one, plugin = await served(node, *options)
+    one, plugin = await bridged(node, *options)
     async with node.plugin(NIC) as kubelet:
         first = await kubelet.allocate("a", "b")
     plugin.kill()
@@ -208,7 +198,7 @@ async def test_an_earlier_answer_is_repeated_if_the_operator_says_so_and_after_a
 
 
 async def test_no_earlier_answer_is_repeated_without_the_operators_word(node: Node) -> None:
-    _, plugin = await served(node, "--bridge-grace=5")
+    _, plugin = await bridged(node, "--bridge-grace=5")
     async with node.plugin(NIC) as kubelet:
         await kubelet.allocate("a")
         plugin.kill()
@@ -218,7 +208,7 @@ async def test_no_earlier_answer_is_repeated_without_the_operators_word(node: No
 
 
 async def test_a_large_answer_is_not_repeated(node: Node) -> None:
-    _, plugin = await served(
+    _, plugin = await bridged(
         node, "--bridge-grace=5", *configured(node, REPEAT), answer=lambda _: ContainerAnswer({"K": "v" * 20_000})
     )
     async with node.plugin(NIC) as kubelet:
@@ -230,7 +220,7 @@ async def test_a_large_answer_is_not_repeated(node: Node) -> None:
 
 
 async def test_a_plugin_that_hangs_is_answered_for_if_the_operator_says_so(node: Node) -> None:
-    one, plugin = await served(node, *configured(node, f"{REPEAT}    deadlines: [{{resource: {NIC}, seconds: 5}}]\n"))
+    one, plugin = await bridged(node, *configured(node, f"{REPEAT}    deadlines: [{{resource: {NIC}, seconds: 5}}]\n"))
     async with node.plugin(NIC) as kubelet:
         first = await kubelet.allocate("a")
         plugin.played.free.clear()
@@ -244,7 +234,7 @@ async def test_a_plugin_that_hangs_is_answered_for_if_the_operator_says_so(node:
 
 async def test_a_resource_that_is_not_allowed_any_more_is_withdrawn_and_held_devices_stay(node: Node) -> None:
     options = configured(node, "    allow: ['*']\n")
-    one, plugin = await served(node, *options)
+    one, plugin = await bridged(node, *options)
     held = await node.admit("pod", NIC)
     configured(node, f"    allow: ['{OTHER}']\n")
     await node.allocatable_is(0, NIC)
@@ -286,7 +276,7 @@ async def test_people_read_the_chain_from_the_plugin_to_the_kubelet(node: Node) 
 @pytest.mark.parametrize(("api", "place"), [("v1beta1", (1,)), ("v1alpha2", ())])
 async def test_a_new_gateway_has_the_devices_of_an_absent_plugin(node: Node, api: str, place: tuple[int, ...]) -> None:
     devices = (Device("a", numa_nodes=(1,)), Device("b", Health.UNHEALTHY))
-    one, plugin = await served(node, devices=devices, api=api)
+    one, plugin = await bridged(node, devices=devices, api=api)
     await plugin.end()
     await one.terminate()
     two = bridging(node)
@@ -304,7 +294,7 @@ async def test_a_new_gateway_has_the_devices_of_an_absent_plugin(node: Node, api
 
 
 async def test_a_start_calls_plugins_before_it_has_them_register_again(node: Node) -> None:
-    one, plugin = await served(node)
+    one, plugin = await bridged(node)
     path = node.bridge / "device-plugins" / "played.sock"
     (node.bridge / "device-plugins" / "notes").touch()
     await one.terminate()
@@ -323,12 +313,9 @@ async def test_a_start_calls_plugins_before_it_has_them_register_again(node: Nod
 @pytest.mark.parametrize("version", ["1.28", "1.37"])
 @pytest.mark.parametrize("chooses", [False, True])
 async def test_a_device_forgotten_in_an_allocate_goes_to_no_other(node: Node, version: str, *, chooses: bool) -> None:
-    await node.start_kubelet(version)
-    bridging(node)
     names = "abc" if chooses else "ab"
-    plugin = Neighbour(node, devices=tuple(map(Device, names)), options=Options(preferred_allocation=chooses))
-    await plugin.start()
-    await node.allocatable_is(len(names), NIC)
+    devices = tuple(map(Device, names))
+    _, plugin = await bridged(node, version=version, devices=devices, options=Options(preferred_allocation=chooses))
     await node.admit("pod-a", NIC)
     plugin.played.free.clear()
     waiting = asyncio.create_task(node.admit("pod-b", NIC))
@@ -381,7 +368,7 @@ REFUSED: Sequence[tuple[str, str, str]] = (
 
 async def test_a_register_is_refused_with_its_reason_and_the_plugin_beside_notices_nothing(node: Node) -> None:
     allow = "['*vendor.example/*', 'Vendor.example/*', nic, 'kubernetes.io/*', 'requests.*']"
-    _, good = await served(node, *configured(node, f"    allow: {allow}\n"))
+    _, good = await bridged(node, *configured(node, f"    allow: {allow}\n"))
     folder = node.bridge / "device-plugins"
     (folder / LINK).symlink_to("played.sock")
     (folder / PLAIN).touch()
@@ -408,7 +395,7 @@ async def test_a_register_is_refused_with_its_reason_and_the_plugin_beside_notic
 
 
 async def test_one_socket_that_registers_under_two_names_in_turn_has_the_first(node: Node) -> None:
-    _, plugin = await served(node)
+    _, plugin = await bridged(node)
     for _ in range(20):
         plugin.played.resource = OTHER
         with pytest.raises(grpc.aio.AioRpcError, match=f"serves {NIC} already"):
@@ -420,7 +407,7 @@ async def test_one_socket_that_registers_under_two_names_in_turn_has_the_first(n
 
 
 async def test_names_that_differ_by_case_are_two(node: Node) -> None:
-    _, lower = await served(node)
+    _, lower = await bridged(node)
     upper = "vendor.example/NIC"
     await Neighbour(node, resource=upper, endpoint="P.sock").start()
     await node.allocatable_is(2, upper)
@@ -430,7 +417,7 @@ async def test_names_that_differ_by_case_are_two(node: Node) -> None:
 
 
 async def test_names_without_end_are_counted_together(node: Node) -> None:
-    _, good = await served(node)
+    _, good = await bridged(node)
     reasons = []
     for number in range(620):
         bad = Neighbour(node, resource=f"x.example/n{number}")
@@ -487,7 +474,7 @@ async def test_all_plugins_together_have_so_many_devices_and_a_list_is_taken_whe
 
 
 async def test_a_list_that_is_too_long_takes_no_memory_and_the_last_one_stays(node: Node) -> None:
-    one, plugin = await served(node)
+    one, plugin = await bridged(node)
     plugin.played.raw_list = b"\x0a" + b"\xff" * 5_000_000
     await plugin.change()
     await node.pass_time(5)
@@ -496,7 +483,7 @@ async def test_a_list_that_is_too_long_takes_no_memory_and_the_last_one_stays(no
 
 
 async def test_lists_without_end_are_read_slowly_and_the_last_one_counts(node: Node) -> None:
-    _, plugin = await served(node)
+    _, plugin = await bridged(node)
     before = len(node.kubelet.noted(f"List {NIC}"))
     for number in range(500):
         await plugin.change(Device(str(number)))

@@ -7,15 +7,13 @@ import asyncio
 import pytest
 
 from devices.model import Device, Health
-from tests.contract.bridged import NIC, OTHER, Neighbour, behind, bridging, socket_of
-from tests.contract.node import GPU, Gateway, Node, gpus
+from tests.contract.bridged import NIC, OTHER, Neighbour, behind, bridged, bridging, socket_of
+from tests.contract.node import GPU, VERSION, Gateway, Node, gpus
 
 
-async def led(node: Node) -> tuple[Gateway, Gateway, Neighbour]:
+async def led(node: Node, version: str = VERSION) -> tuple[Gateway, Gateway, Neighbour]:
     """Return a gateway that stands by, one that leads, and a plugin that registers once."""
-    older, plugin = bridging(node), Neighbour(node)
-    await plugin.start()
-    await node.allocatable_is(2, NIC)
+    older, plugin = await bridged(node, version=version)
     newer = bridging(node)
     await node.until(lambda: newer.said("registered", resource=NIC), "its registration")
     return older, newer, plugin
@@ -24,8 +22,7 @@ async def led(node: Node) -> tuple[Gateway, Gateway, Neighbour]:
 @pytest.mark.parametrize("version", ["1.20", "1.34", "1.37"])
 async def test_a_plugin_goes_to_the_next_gateway_and_back_with_one_stream_at_a_time(node: Node, version: str) -> None:
     node.simulate(gpus(0, 1))
-    await node.start_kubelet(version)
-    older, newer, plugin = await led(node)
+    older, newer, plugin = await led(node, version)
     await node.admit("first", NIC)
     await node.pass_time(5)
     await plugin.change(*map(Device, "abcd"))
@@ -52,8 +49,7 @@ async def test_a_plugin_goes_to_the_next_gateway_and_back_with_one_stream_at_a_t
 
 @pytest.mark.parametrize("version", ["1.28", "1.37"])
 async def test_a_gateway_that_leads_is_killed_and_the_next_one_has_the_plugin(node: Node, version: str) -> None:
-    await node.start_kubelet(version)
-    older, newer, plugin = await led(node)
+    older, newer, plugin = await led(node, version)
     await node.pass_time(5)
     newer.kill()
     await node.until(lambda: len(older.said("registered", resource=NIC)) == 2, "its registration")
@@ -65,7 +61,6 @@ async def test_a_gateway_that_leads_is_killed_and_the_next_one_has_the_plugin(no
 
 
 async def test_a_gateway_that_stands_by_shows_the_plugins_and_calls_none(node: Node) -> None:
-    await node.start_kubelet()
     older, _, plugin = await led(node)
     before = socket_of(node.bridge)
     await plugin.change(Device("a", Health.UNHEALTHY), Device("c"))
@@ -84,11 +79,7 @@ async def test_a_gateway_that_stands_by_shows_the_plugins_and_calls_none(node: N
 
 
 async def test_room_is_made_for_a_newer_gateway_when_the_plugin_has_answered(node: Node) -> None:
-    await node.start_kubelet()
-    bridging(node)
-    plugin = Neighbour(node)
-    await plugin.start()
-    await node.allocatable_is(2, NIC)
+    _, plugin = await bridged(node)
     await node.pass_time(3)
     plugin.played.free.clear()
     admitted = asyncio.ensure_future(node.admit("pod", NIC))
@@ -105,10 +96,7 @@ async def test_room_is_made_for_a_newer_gateway_when_the_plugin_has_answered(nod
 
 
 async def test_a_newer_gateway_that_goes_while_room_is_made_leaves_the_plugin_to_the_older_one(node: Node) -> None:
-    await node.start_kubelet()
-    older, plugin = bridging(node), Neighbour(node)
-    await plugin.start()
-    await node.allocatable_is(2, NIC)
+    older, plugin = await bridged(node)
     await node.pass_time(3)
     node.disk.hang(writers=True)
     newer = bridging(node)

@@ -105,9 +105,7 @@ async def ready(node: Node, text: str, count: int, *options: str, **environment:
     path.write_text(text)
     if not node.profile.exists():
         node.simulate({GPU: {"gpus": 2}})
-    await node.start_kubelet()
-    one = node.gateway("--config-file", str(path), *options, environment=environment)
-    await node.allocatable_is(count)
+    one = await node.served(count, "--config-file", str(path), *options, environment=environment)
     return one, path
 
 

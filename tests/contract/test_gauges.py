@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.contract.hardware import Amd, Nvidia
 from tests.contract.node import GPU, PREFIX, Gateway, Node, OrderError
-from tests.contract.test_nvidia import UNKNOWN, ready
+from tests.contract.test_nvidia import UNKNOWN
 from tests.fakes.amd import Board, Sysfs
 
 BUSY, USED, FREE, HOT, WATTS = (
@@ -36,10 +36,9 @@ async def told(one: Gateway) -> list[str]:
 
 
 async def test_a_gpu_and_an_instance_have_dcgms_names_units_and_labels(node: Node, nvidia: Nvidia) -> None:
-    (part,) = nvidia.world.mig(3, "1g.10gb")
-    nvidia.show()
+    (part,) = nvidia.mig(3, "1g.10gb")
     environment = {"NODE_NAME": "n1"}
-    one = await ready(node, nvidia, "--gpu-metrics", "--mig-strategy=mixed", count=3, **environment)
+    one = await nvidia.served(3, "--gpu-metrics", "--mig-strategy=mixed", **environment)
     given = await node.admit("pod")
     await node.pass_time(30)
     index = nvidia.uuids.index(given.devices[GPU][0])
@@ -76,8 +75,8 @@ async def test_a_gpu_and_an_instance_have_dcgms_names_units_and_labels(node: Nod
     assert BUSY not in {name for name, labels, _ in found if labels["UUID"] in {part.uuid, host.uuid}}
 
 
-async def test_without_the_flag_no_driver_is_asked_for_gauges(node: Node, nvidia: Nvidia) -> None:
-    one = await ready(node, nvidia)
+async def test_without_the_flag_no_driver_is_asked_for_gauges(nvidia: Nvidia) -> None:
+    one = await nvidia.served()
     assert await samples(one) == []
 
 
@@ -85,7 +84,7 @@ async def test_a_shared_gpu_has_a_row_for_each_container_that_has_it_now(node: N
     node.shared = (GPU,)
     sharing = {"timeSlicing": {"resources": [{"name": GPU, "replicas": 2}]}}
     (node.folder / "config.yaml").write_text(json.dumps({"version": "v1", "sharing": sharing}))
-    one = await ready(node, nvidia, "--gpu-metrics", "--config-file", str(node.folder / "config.yaml"), count=8)
+    one = await nvidia.served(8, "--gpu-metrics", "--config-file", str(node.folder / "config.yaml"))
     (held,) = (await node.admit("first")).devices[GPU]
     for number in range(7):
         await node.admit(f"other-{number}")
@@ -105,10 +104,10 @@ async def test_a_shared_gpu_has_a_row_for_each_container_that_has_it_now(node: N
     assert "first" not in {pod for _, pod in rows}
 
 
-async def test_what_a_gpu_does_not_tell_has_no_row_and_hides_nothing_else(node: Node, nvidia: Nvidia) -> None:
+async def test_what_a_gpu_does_not_tell_has_no_row_and_hides_nothing_else(nvidia: Nvidia) -> None:
     nvidia.world.fails("nvmlDeviceGetPowerUsage", UNSUPPORTED, gpu=0)
     nvidia.world.fails("nvmlDeviceGetTemperature", UNKNOWN, gpu=1)
-    one = await ready(node, nvidia, "--gpu-metrics")
+    one = await nvidia.served(4, "--gpu-metrics")
     nvidia.show()
     found = {(name, labels["gpu"]) for name, labels, _ in await samples(one)}
     every = {(name, str(gpu)) for name in (BUSY, USED, FREE, HOT, WATTS) for gpu in range(4)}
@@ -116,7 +115,7 @@ async def test_what_a_gpu_does_not_tell_has_no_row_and_hides_nothing_else(node: 
 
 
 async def test_a_gpu_that_does_not_answer_is_not_asked_for_its_gauges(node: Node, nvidia: Nvidia) -> None:
-    one = await ready(node, nvidia, "--gpu-metrics")
+    one = await nvidia.served(4, "--gpu-metrics")
     nvidia.world.fails("nvmlDeviceGetUtilizationRates", 0, gpu=0, hangs=3600)
     nvidia.fails("nvmlDeviceGetMigMode", UNKNOWN, gpu=0)
     await node.allocatable_is(3)
@@ -124,7 +123,7 @@ async def test_a_gpu_that_does_not_answer_is_not_asked_for_its_gauges(node: Node
 
 
 async def test_a_driver_that_hangs_is_waited_for_by_nobody_and_told(node: Node, nvidia: Nvidia) -> None:
-    one = await ready(node, nvidia, "--gpu-metrics")
+    one = await nvidia.served(4, "--gpu-metrics")
     assert await told(one) == nvidia.uuids
     nvidia.fails("nvmlDeviceGetUtilizationRates", 0, gpu=2, hangs=3600)
     for passed in range(0, 100, 10):
@@ -148,7 +147,7 @@ async def test_a_driver_that_hangs_is_waited_for_by_nobody_and_told(node: Node, 
 
 
 async def test_all_who_ask_within_a_second_cost_one_question(node: Node, nvidia: Nvidia) -> None:
-    one = await ready(node, nvidia, "--gpu-metrics")
+    one = await nvidia.served(4, "--gpu-metrics")
     await node.pass_time(2)
     calls = nvidia.calls()
     await told(one)
@@ -162,7 +161,7 @@ async def test_all_who_ask_within_a_second_cost_one_question(node: Node, nvidia:
 
 
 async def test_nothing_is_read_and_held_of_what_is_released(node: Node, nvidia: Nvidia) -> None:
-    one = await ready(node, nvidia, "--gpu-metrics")
+    one = await nvidia.served(4, "--gpu-metrics")
     await one.order("release", ids=[])
     await node.pass_time(70)
     calls = nvidia.calls()
@@ -197,9 +196,7 @@ async def test_amds_gauges_are_the_kernels(node: Node, files: dict[str, str], ex
     (folder / "hwmon/hwmon3").mkdir(parents=True)
     for name, content in files.items():
         (folder / ("hwmon/hwmon3" if name.startswith(("temp", "power")) else "") / name).write_text(content)
-    await node.start_kubelet()
-    one = host.gateway("--gpu-metrics")
-    await node.allocatable_is(2, "amd.com/gpu")
+    one = await host.served(2, "--gpu-metrics", resource="amd.com/gpu")
     found = await samples(one)
     assert {name: value for name, _, value in found} == expected
     assert {labels["UUID"] for _, labels, _ in found} <= {PCI}  # A partition has no files of its own.
@@ -208,8 +205,6 @@ async def test_amds_gauges_are_the_kernels(node: Node, files: dict[str, str], ex
 async def test_a_gauge_of_amd_that_would_block_is_not_read(node: Node) -> None:
     host = Amd(node)
     os.mkfifo(host.tree.pci(host.tree.boards[0]) / "gpu_busy_percent")
-    await node.start_kubelet()
-    one = host.gateway("--gpu-metrics")
-    await node.allocatable_is(8, "amd.com/gpu")
+    one = await host.served(8, "--gpu-metrics", resource="amd.com/gpu")
     assert await samples(one) == []
     await node.truthful()

@@ -303,7 +303,6 @@ async def test_while_the_driver_is_silent_a_pod_s_gpu_is_nobody_else_s_under_the
 
 async def test_a_configuration_that_goes_back_and_forth_gives_out_nothing_that_is_held(node: Node) -> None:
     node.shared = (GPU,)
-    node.simulate(gpus(0, 1))
     one = await node.served(2, *configure(node, {}))
     assert (await node.admit("first")).devices[GPU] == ("GPU-0",)
     await node.pass_time(5)
@@ -319,7 +318,6 @@ async def test_a_configuration_that_goes_back_and_forth_gives_out_nothing_that_i
 
 async def test_what_is_withheld_says_why_and_is_refused(node: Node) -> None:
     node.shared = (OTHER,)
-    node.simulate(gpus(0, 1))
     one = await node.served(2, *configure(node, {}))
     await node.admit("pod")
     await node.pass_time(5)
@@ -345,7 +343,6 @@ async def test_what_is_withheld_says_why_and_is_refused(node: Node) -> None:
 
 @pytest.mark.parametrize("version", ["1.8", "1.9", "1.34"])
 async def test_what_was_given_a_moment_ago_is_held_under_every_name(node: Node, version: str) -> None:
-    node.simulate(gpus(0, 1))
     one = await node.served(2, version=version)
     await node.pass_time(5)
     async with node.plugin() as plugin:
@@ -361,7 +358,6 @@ async def test_what_was_given_a_moment_ago_is_held_under_every_name(node: Node, 
 
 
 async def test_what_is_given_while_the_new_ids_are_written_is_held_under_them(node: Node) -> None:
-    node.simulate(gpus(0, 1))
     one = await node.served(2)
     await node.pass_time(5)
     node.disk.hang(writers=True)
@@ -376,7 +372,6 @@ async def test_what_is_given_while_the_new_ids_are_written_is_held_under_them(no
 
 
 async def test_while_nobody_can_say_who_has_a_gpu_it_has_no_new_name_for_ten_minutes(node: Node) -> None:
-    node.simulate(gpus(0, 1))
     one = await node.served(2)
     await node.admit("pod")
     await node.hide_pods()
@@ -393,7 +388,6 @@ async def test_while_nobody_can_say_who_has_a_gpu_it_has_no_new_name_for_ten_min
 
 @pytest.mark.parametrize("seen", [True, False])
 async def test_what_nobody_wrote_down_is_held_while_the_records_cannot_be_read(node: Node, seen: bool) -> None:
-    node.simulate(gpus(0, 1))
     one = await node.served(2)
     await node.admit("pod")
     await node.pass_time(5)
@@ -410,7 +404,6 @@ async def test_what_nobody_wrote_down_is_held_while_the_records_cannot_be_read(n
 
 
 async def test_a_clock_that_is_set_back_keeps_no_gpu_held(node: Node) -> None:
-    node.simulate(gpus(0, 1))
     await node.served(2)
     await node.admit("pod")
     await node.pass_time(0.5)
@@ -441,9 +434,7 @@ async def test_a_state_file_that_does_not_say_which_gpu_an_instance_is_part_of_i
 
 async def forgets(node: Node, *pods: str) -> None:
     """Start the kubelet without its checkpoint; it doesn't know what these pods have."""
-    node.kill_kubelet()
-    node.forget_checkpoint()
-    await node.start_kubelet()
+    await node.start_forgetful_kubelet()
     node.forgotten |= {*pods}
 
 
@@ -452,7 +443,6 @@ async def forgets(node: Node, *pods: str) -> None:
 async def test_what_the_kubelet_forgot_is_withheld_under_all_names_until_an_order(
     node: Node, first: str, way: str
 ) -> None:
-    node.simulate(gpus(0, 1))
     one = await node.served(2, *configure(node, {}))
     assert (await node.admit("pod")).devices[GPU] == ("GPU-0",)
     await node.pass_time(10)
@@ -479,7 +469,6 @@ async def test_what_the_kubelet_forgot_is_withheld_under_all_names_until_an_orde
 
 async def test_what_the_kubelet_forgot_is_not_lost_with_a_gateway_that_dies_at_once(node: Node) -> None:
     """The state file has rows from before the kubelet's start. The next gateway's first look shows the kubelet's own records."""
-    node.simulate(gpus(0, 1))
     one = await node.served(2, *configure(node, {}))
     assert (await node.admit("pod")).devices[GPU] == ("GPU-0",)
     await node.pass_time(10)
@@ -493,7 +482,6 @@ async def test_what_the_kubelet_forgot_is_not_lost_with_a_gateway_that_dies_at_o
 
 
 async def test_what_nobody_wrote_down_and_the_kubelet_forgot_is_withheld_until_an_order(node: Node) -> None:
-    node.simulate(gpus(0, 1))
     one = await node.served(2, *configure(node, {}))
     await node.admit("pod")
     await node.pass_time(5)
@@ -508,7 +496,6 @@ async def test_what_nobody_wrote_down_and_the_kubelet_forgot_is_withheld_until_a
 
 @pytest.mark.parametrize("way", WAYS[1:])
 async def test_what_was_held_under_a_name_that_is_offered_no_longer_is_forgotten_by_order(node: Node, way: str) -> None:
-    node.simulate(gpus(0, 1))
     one = await node.served(2, *configure(node, {}))
     assert (await node.admit("pod")).devices[GPU] == ("GPU-0",)
     await node.pass_time(10)
@@ -548,7 +535,6 @@ async def test_a_replica_that_the_kubelet_forgot_is_given_to_nobody_beside_one_t
 
 
 async def test_a_pod_that_is_forgotten_by_order_leaves_the_other_one_the_gpu_that_both_had(node: Node) -> None:
-    node.simulate(gpus(0, 1))
     one = await node.served(2, *configure(node, {}))
     await node.admit("first", count=2)
     await node.pass_time(10)
@@ -569,7 +555,6 @@ async def test_a_pod_that_is_forgotten_by_order_leaves_the_other_one_the_gpu_tha
 
 
 async def test_a_reboot_ends_what_the_kubelet_forgot_under_every_name(node: Node) -> None:
-    node.simulate(gpus(0, 1))
     await node.served(2, *configure(node, {}))
     await node.admit("pod")
     await node.pass_time(10)
@@ -585,7 +570,6 @@ async def test_a_reboot_ends_what_the_kubelet_forgot_under_every_name(node: Node
 
 
 async def test_what_the_kubelet_forgot_beside_another_gateway_is_withheld_by_the_one_that_is_left(node: Node) -> None:
-    node.simulate(gpus(0, 1))
     older = await node.served(2, *configure(node, {}))
     assert (await node.admit("pod")).devices[GPU] == ("GPU-0",)
     await node.pass_time(5)

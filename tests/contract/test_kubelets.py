@@ -375,7 +375,6 @@ async def test_a_list_that_no_kubelet_takes_is_the_only_one_missing(node: Node, 
 
 
 async def test_a_list_that_says_nothing_new_is_not_sent(node: Node) -> None:
-    node.simulate(gpus(0, 1))
     await node.served(2)
     await node.pass_time(10)
     before = len(node.kubelet.noted("List "))
@@ -390,7 +389,6 @@ async def test_a_list_that_says_nothing_new_is_not_sent(node: Node) -> None:
 
 @pytest.mark.parametrize(("how", "code"), [("cordoned", "FAILED_PRECONDITION"), ("withdrawn", "NOT_FOUND")])
 async def test_what_is_taken_away_while_it_is_asked_for_is_refused(node: Node, how: str, code: str) -> None:
-    node.simulate(gpus(0, 1, 2, 3))
     one = await node.served(4, version="1.9")
     ids, caller = await listed(node), node.caller()
     await node.pass_time(10)
@@ -531,7 +529,6 @@ async def test_what_a_kubelet_was_told_is_remembered_through_a_kill_at_that_mome
 
 
 async def test_a_gateway_that_sees_a_cordoned_gpu_is_ready_when_it_is_uncordoned(node: Node) -> None:
-    node.simulate(gpus(0, 1))
     first = await node.served(2)
     await first.order("cordon", id="GPU-0", reason="smells")
     first.kill()

@@ -60,8 +60,7 @@ async def test_the_labels_follow_the_hardware_in_a_file_that_is_replaced_as_a_wh
     nvidia, _ = await labelled(node, "--mig-strategy", "mixed")
     with nvidia.features.open() as before:
         first = read(nvidia)
-        nvidia.world.mig(3, "1g.10gb", "1g.10gb", "3g.40gb")
-        nvidia.show()
+        nvidia.mig(3, "1g.10gb", "1g.10gb", "3g.40gb")
         await node.until(lambda: "nvidia.com/mig-1g.10gb.count" in read(nvidia), "labels of MIG instances")
         assert dict(line.rstrip().split("=", 1) for line in before) == first, "a reader has the old file, whole"
     assert read(nvidia)["nvidia.com/mig-1g.10gb.count"] == "2"
@@ -124,9 +123,7 @@ async def test_an_update_without_the_setting_leaves_no_labels(node: Node) -> Non
 async def test_labels_that_somebody_removed_or_that_could_not_be_written_come_later(node: Node, nvidia: Nvidia) -> None:
     folder = nvidia.features.parent
     folder.rmdir()
-    await node.start_kubelet()
-    one = nvidia.gateway(LABELS)
-    await node.allocatable_is(4)
+    one = await nvidia.served(4, LABELS)
 
     async def hindered() -> bool:
         return any("labels can't be written" in hindrance["reason"] for hindrance in (await one.status())["hindrances"])

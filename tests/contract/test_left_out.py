@@ -72,9 +72,7 @@ async def test_what_is_left_out_does_not_count_for_the_mig_strategy(node: Node, 
         nvidia.world.mig(index, "3g.40gb", "3g.40gb")
     nvidia.world.gpus[3].name = DISPLAY
     nvidia.show()
-    await node.start_kubelet()
-    nvidia.gateway(*leaving_out(node, "*t400*", strategy="single"))
-    await node.allocatable_is(6)
+    await nvidia.served(6, *leaving_out(node, "*t400*", strategy="single"))
     nvidia.world.no_mig(2)
     nvidia.show()  # Now the node can't be named: its list stays, but for what isn't there and what is left out.
     await node.allocatable_is(4)
@@ -85,11 +83,8 @@ async def test_what_is_left_out_does_not_count_for_the_mig_strategy(node: Node, 
 
 async def test_a_gpu_that_is_left_out_is_told_once_with_all_its_partitions(node: Node, nvidia: Nvidia) -> None:
     for index, profiles in enumerate((("3g.40gb", "3g.40gb"), ("3g.40gb",), ("3g.40gb",))):
-        nvidia.world.mig(index, *profiles)
-    nvidia.show()
-    await node.start_kubelet()
-    one = nvidia.gateway(*leaving_out(node, "0", "1:0", strategy="mixed"))
-    await node.allocatable_is(1, BIG)
+        nvidia.mig(index, *profiles)
+    one = await nvidia.served(1, *leaving_out(node, "0", "1:0", strategy="mixed"), resource=BIG)
     await node.allocatable_is(1, GPU)
     assert [(gpu["index"], gpu["excluded"]) for gpu in await unusable(one)] == [("0", True), ("1:0", True)]
 
@@ -97,9 +92,7 @@ async def test_a_gpu_that_is_left_out_is_told_once_with_all_its_partitions(node:
 async def test_a_gpu_stays_left_out_while_its_product_cannot_be_read(node: Node, nvidia: Nvidia) -> None:
     nvidia.world.gpus[3].name = DISPLAY
     nvidia.show()
-    await node.start_kubelet()
-    nvidia.gateway("--exclude-devices", DISPLAY)
-    await node.allocatable_is(3)
+    await nvidia.served(3, "--exclude-devices", DISPLAY)
     nvidia.world.fails("nvmlDeviceGetName", UNKNOWN, gpu=3)
     nvidia.world.gpus.append(nvml.gpu(4))  # NVML is opened anew for it.
     nvidia.show()
@@ -111,7 +104,6 @@ async def test_a_gpu_stays_left_out_while_its_product_cannot_be_read(node: Node,
 @pytest.mark.parametrize("again", ["an edit", "a restart"])
 @pytest.mark.parametrize("how", ["lost", "held"])
 async def test_a_gpu_that_is_left_out_later_goes_when_no_pod_has_it(node: Node, how: str, again: str) -> None:
-    node.simulate(gpus(0, 1, 2))
     one = await node.served(3, *leaving_out(node))
     if how == "held":
         (out,) = (await node.admit("pod")).devices[GPU]
@@ -138,12 +130,10 @@ async def test_a_gpu_that_is_left_out_later_goes_when_no_pod_has_it(node: Node, 
         await node.allocatable_is(3)
 
 
-async def test_a_gpu_that_cannot_be_used_and_is_left_out_is_no_trouble(node: Node, nvidia: Nvidia) -> None:
+async def test_a_gpu_that_cannot_be_used_and_is_left_out_is_no_trouble(nvidia: Nvidia) -> None:
     nvidia.world.fails("nvmlDeviceGetHandleByIndex", UNKNOWN, 1)
     nvidia.show()
-    await node.start_kubelet()
-    one = nvidia.gateway("--exclude-devices", f"0000{nvidia.world.gpus[1].pci}".upper())
-    await node.allocatable_is(3)
+    one = await nvidia.served(3, "--exclude-devices", f"0000{nvidia.world.gpus[1].pci}".upper())
     (out,) = await unusable(one)
     assert out["excluded"] is True
     assert not (await one.status())["hindrances"]
@@ -189,8 +179,7 @@ async def test_a_device_that_went_with_its_gpu_is_lost_if_it_would_be_offered_so
 ) -> None:
     if before == "mixed":
         for index in range(4):
-            nvidia.world.mig(index, "3g.40gb", "3g.40gb")
-        nvidia.show()
+            nvidia.mig(index, "3g.40gb", "3g.40gb")
     resource = BIG if before == "mixed" else GPU
     each = 2 if before in {"mixed", "shared"} else 1
 
@@ -219,11 +208,8 @@ async def test_a_device_that_went_with_its_gpu_is_lost_if_it_would_be_offered_so
 async def test_an_instance_is_gone_only_if_all_gpus_can_be_looked_at(
     node: Node, nvidia: Nvidia, trouble: str, kept: bool
 ) -> None:
-    nvidia.world.mig(0, "3g.40gb")
-    nvidia.show()
-    await node.start_kubelet()
-    one = nvidia.gateway("--mig-strategy", "mixed")
-    await node.allocatable_is(1, BIG)
+    nvidia.mig(0, "3g.40gb")
+    one = await nvidia.served(1, "--mig-strategy", "mixed", resource=BIG)
     (part,) = await one.states(BIG)
     one.kill()
     nvidia.world.no_mig(0)
@@ -243,9 +229,7 @@ async def test_an_instance_is_gone_only_if_all_gpus_can_be_looked_at(
 async def test_gpus_that_went_without_a_gateway_are_lost(node: Node, nvidia: Nvidia, beside: bool, left: int) -> None:
     rules = [{"resource": "vendor.com/null", "paths": ["/dev/null*"]}] if beside else []
     options = configure(node, {"gateway": {"devices": rules}})
-    await node.start_kubelet()
-    one = nvidia.gateway(*options)
-    await node.allocatable_is(4)
+    one = await nvidia.served(4, *options)
     one.kill()
     gone = nvidia.uuids[left:]
     for gpu in nvidia.world.gpus[left:]:

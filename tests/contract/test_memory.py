@@ -70,7 +70,6 @@ def _folder(node: Node, number: int) -> Path:
 
 @pytest.mark.parametrize("keeps_names", [False, True])
 async def test_a_power_cut_undoes_no_order_and_forgets_no_id(node: Node, keeps_names: bool) -> None:
-    node.simulate(gpus(0, 1, 2))
     one = await node.served(3)
     await one.order("cordon", id="GPU-1", reason="smells")
     node.reboot()
@@ -83,7 +82,6 @@ async def test_a_power_cut_undoes_no_order_and_forgets_no_id(node: Node, keeps_n
 
 @pytest.mark.also_real
 async def test_orders_survive_a_kill_as_soon_as_they_are_answered(node: Node) -> None:
-    node.simulate(gpus(0, 1, 2, 3))
     one = await node.served(4)
     orders = [one.order("cordon", id=f"GPU-{number}", reason="smells") for number in range(3)]
     await asyncio.gather(*orders, one.order("cordon", id="GPU-0", reason="burns"))
@@ -104,7 +102,6 @@ async def test_orders_survive_a_kill_as_soon_as_they_are_answered(node: Node) ->
 
 @pytest.mark.also_real
 async def test_a_lost_gpu_that_was_forgotten_by_order_stays_forgotten(node: Node) -> None:
-    node.simulate(gpus(0, 1))
     one = await node.served(2)
     await node.admit("pod-a")
     node.simulate(gpus(2))
@@ -120,7 +117,6 @@ async def test_a_lost_gpu_that_was_forgotten_by_order_stays_forgotten(node: Node
 
 
 async def test_a_lost_gpu_that_is_forgotten_while_new_ones_are_written_stays_forgotten(node: Node) -> None:
-    node.simulate(gpus(0, 1))
     one = await node.served(2)
     node.simulate(gpus(0))
     await node.allocatable_is(1)
@@ -142,7 +138,6 @@ async def test_a_lost_gpu_that_is_forgotten_while_new_ones_are_written_stays_for
 
 
 async def test_an_order_is_answered_when_it_is_on_disk(node: Node) -> None:
-    node.simulate(gpus(0, 1))
     one = await node.served(2)
     await node.pass_time(5)
     node.disk.hang(writers=True)
@@ -159,7 +154,6 @@ async def test_an_order_is_answered_when_it_is_on_disk(node: Node) -> None:
 
 @pytest.mark.parametrize("disk", ["hangs", "is well"])
 async def test_an_illness_is_told_at_once_and_remembered(node: Node, disk: str) -> None:
-    node.simulate(gpus(0, 1))
     one = await node.served(2)
     await node.pass_time(5)
     if disk == "hangs":
@@ -230,7 +224,6 @@ async def test_a_disk_without_room_holds_no_pod_up_and_is_told(node: Node, troub
 
 
 async def test_a_disk_that_stays_bad_is_told_once_for_each_reason_and_tried_more_and_more_seldom(node: Node) -> None:
-    node.simulate(gpus(0, 1))
     one = await node.served(2)
     await node.pass_time(5)
     node.disk.fails, begun = errno.ENOSPC, node.disk.refused
@@ -256,7 +249,6 @@ async def test_a_disk_that_stays_bad_is_told_once_for_each_reason_and_tried_more
 
 @pytest.mark.parametrize("disk", ["hangs", "is full"])
 async def test_an_end_does_not_wait_for_a_disk(node: Node, disk: str) -> None:
-    node.simulate(gpus(0, 1))
     one = await node.served(2)
     await node.pass_time(5)
     if disk == "hangs":
@@ -271,7 +263,6 @@ async def test_an_end_does_not_wait_for_a_disk(node: Node, disk: str) -> None:
 
 
 async def test_a_gateway_to_which_nothing_happens_writes_nothing(node: Node) -> None:
-    node.simulate(gpus(0, 1))
     one = await node.served(2)
     await node.admit("pod")
     await node.pass_time(60)
@@ -282,7 +273,6 @@ async def test_a_gateway_to_which_nothing_happens_writes_nothing(node: Node) -> 
 
 @pytest.mark.parametrize("damage", ["nonsense", '{"format": 2}'])
 async def test_who_writes_into_the_state_file_of_a_gateway_changes_nothing(node: Node, damage: str) -> None:
-    node.simulate(gpus(0, 1, 2))
     one = await node.served(3)
     await one.order("cordon", id="GPU-0", reason="smells")
     file = await state_path(one)
@@ -293,7 +283,6 @@ async def test_who_writes_into_the_state_file_of_a_gateway_changes_nothing(node:
 
 
 async def test_a_start_waits_for_a_disk_that_does_not_answer(node: Node) -> None:
-    node.simulate(gpus(0, 1))
     one = await node.served(2)
     await one.order("cordon", id="GPU-0", reason="smells")
     one.kill()
@@ -311,7 +300,6 @@ async def test_a_start_waits_for_a_disk_that_does_not_answer(node: Node) -> None
 async def test_without_a_descriptor_a_start_waits_and_writes_nothing(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node.simulate(gpus(0, 1))
     one = await node.served(2)
     await one.order("cordon", id="GPU-0", reason="smells")
     one.kill()
@@ -333,7 +321,6 @@ async def test_without_a_descriptor_a_start_waits_and_writes_nothing(
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "nonsense", "newer release's"])
 async def test_a_damaged_state_file_is_kept_aside_and_cordons_outlive_it(node: Node, damage: str) -> None:
-    node.simulate(gpus(*range(40)))
     one = await node.served(40)
     for number in range(30):
         await one.order("cordon", id=f"GPU-{number}", reason="smells")
@@ -358,7 +345,6 @@ async def test_a_damaged_state_file_is_kept_aside_and_cordons_outlive_it(node: N
 
 @pytest.mark.parametrize("damage", ["nonsense", "gone"])
 async def test_a_state_file_that_is_lost_while_the_gateway_runs_is_written_anew(node: Node, damage: str) -> None:
-    node.simulate(gpus(0, 1, 2, 3))
     one = await node.served(4)
     await one.order("cordon", id="GPU-0", reason="smells")
     file = await state_path(one)
@@ -376,7 +362,6 @@ async def test_a_state_file_that_is_lost_while_the_gateway_runs_is_written_anew(
 
 @pytest.mark.parametrize("what", ["link", "pipe", "folder"])
 async def test_what_is_no_file_in_the_state_file_s_place_is_not_followed(node: Node, what: str) -> None:
-    node.simulate(gpus(0, 1))
     one = await node.served(2)
     await one.order("cordon", id="GPU-0", reason="smells")
     file = await state_path(one)
@@ -402,7 +387,6 @@ async def test_what_is_no_file_in_the_state_file_s_place_is_not_followed(node: N
 
 async def test_the_state_directory_is_private(node: Node) -> None:
     node.state.mkdir(mode=0o755)
-    node.simulate(gpus(0))
     one = await node.served(1)
     await one.order("cordon", id="GPU-0", reason="smells")
     found = await state_file(one)

@@ -28,14 +28,6 @@ def open_files() -> set[str]:
     return {str(link.resolve()) for link in Path("/proc/self/fd").iterdir()}
 
 
-async def ready(node: Node, nvidia: Nvidia, *options: str, count: int = 4, **environment: str) -> Gateway:
-    """Start a kubelet and a gateway, and wait for the GPUs."""
-    await node.start_kubelet()
-    one = nvidia.gateway(*options, **environment)
-    await node.allocatable_is(count)
-    return one
-
-
 @pytest.mark.parametrize(
     ("xid", "at_once", "later"),
     [
@@ -48,7 +40,7 @@ async def ready(node: Node, nvidia: Nvidia, *options: str, count: int = 4, **env
 async def test_an_error_makes_its_gpu_unhealthy_while_it_lasts(
     node: Node, nvidia: Nvidia, xid: int, at_once: int, later: int
 ) -> None:
-    one = await ready(node, nvidia)
+    one = await nvidia.served()
     nvidia.event(2, xid)
     await node.pass_time(5)
     assert (node.allocatable(), node.capacity()) == (at_once, 4)
@@ -75,7 +67,7 @@ async def test_an_error_makes_its_gpu_unhealthy_while_it_lasts(
 async def test_errors_count_if_set(
     node: Node, nvidia: Nvidia, disabled: str, enabled: str, xid: int, count: int
 ) -> None:
-    await ready(node, nvidia, DP_DISABLE_HEALTHCHECKS=disabled, DP_ENABLE_HEALTHCHECKS=enabled)
+    await nvidia.served(DP_DISABLE_HEALTHCHECKS=disabled, DP_ENABLE_HEALTHCHECKS=enabled)
     nvidia.event(1, xid, type=nvml.XID if xid else 0x2)  # 0: a double bit ECC error
     await node.pass_time(10)
     assert node.allocatable() == count
@@ -83,7 +75,7 @@ async def test_errors_count_if_set(
 
 @pytest.mark.parametrize(("recovery", "count"), [("safe", 4), ("off", 3)])
 async def test_a_lost_gpu_is_back_after_a_reset_if_set(node: Node, nvidia: Nvidia, recovery: str, count: int) -> None:
-    one = await ready(node, nvidia, "--health-recovery", recovery)
+    one = await nvidia.served(4, "--health-recovery", recovery)
     nvidia.event(1, 79)
     nvidia.world.gpus[1].lost = True
     nvidia.show()
@@ -97,7 +89,7 @@ async def test_a_lost_gpu_is_back_after_a_reset_if_set(node: Node, nvidia: Nvidi
 
 
 async def test_an_error_that_is_newer_than_the_reset_counts(node: Node, nvidia: Nvidia) -> None:
-    await ready(node, nvidia)
+    await nvidia.served()
     nvidia.world.gpus[1].lost = True
     nvidia.show()
     await node.allocatable_is(3)
@@ -113,7 +105,7 @@ async def test_an_error_that_is_newer_than_the_reset_counts(node: Node, nvidia: 
 async def test_an_edit_says_from_then_on_whether_a_gpu_may_come_back(node: Node, nvidia: Nvidia) -> None:
     file = node.folder / "config.yaml"
     file.write_text("gateway: {healthRecovery: 'off'}")
-    await ready(node, nvidia, "--config-file", str(file))
+    await nvidia.served(4, "--config-file", str(file))
     nvidia.event(1, 48)
     await node.allocatable_is(3)
     for recovery, count in (("off", 3), ("safe", 4)):
@@ -128,7 +120,7 @@ async def test_an_edit_says_from_then_on_whether_a_gpu_may_come_back(node: Node,
 
 @pytest.mark.parametrize("sign", ["recovery", "rows"])
 async def test_what_the_driver_wants_makes_a_gpu_unhealthy_until_done(node: Node, nvidia: Nvidia, sign: str) -> None:
-    one = await ready(node, nvidia)
+    one = await nvidia.served()
     gpu = nvidia.world.gpus[3]
     gpu.recovery, gpu.rows = (1, gpu.rows) if sign == "recovery" else (0, (0, 1, 0, 1))
     nvidia.show()
@@ -144,7 +136,7 @@ async def test_what_the_driver_wants_makes_a_gpu_unhealthy_until_done(node: Node
 
 
 async def test_a_driver_that_is_loaded_anew_ends_what_was_wrong_before(node: Node, nvidia: Nvidia) -> None:
-    one = await ready(node, nvidia)
+    one = await nvidia.served()
     nvidia.event(0, 79)
     await node.allocatable_is(3)
     await one.order("release", ids=[nvidia.uuids[1]])
@@ -157,7 +149,7 @@ async def test_a_released_gpu_is_let_go_of_and_the_operators_word_makes_it_well(
     nvidia.world.nodes, nvidia.world.at_once = nvidia.dev, 0
     (nvidia.proc / "self").symlink_to("/proc/self")
     nvidia.show()
-    one = await ready(node, nvidia)
+    one = await nvidia.served()
     opened = open_files()
     assert str(nvidia.dev / "nvidia2") in opened
     nvidia.event(2, 79)
@@ -173,7 +165,7 @@ async def test_a_released_gpu_is_let_go_of_and_the_operators_word_makes_it_well(
 
 
 async def test_a_gpu_that_is_plugged_in_is_offered_and_a_pulled_one_is_unhealthy(node: Node, nvidia: Nvidia) -> None:
-    one = await ready(node, nvidia)
+    one = await nvidia.served()
     given = await node.admit("pod")
     nvidia.world.gpus.append(nvml.gpu(4))
     nvidia.show()
@@ -190,7 +182,7 @@ async def test_a_gpu_that_is_plugged_in_is_offered_and_a_pulled_one_is_unhealthy
 
 
 async def test_a_call_that_hangs_makes_its_gpu_unhealthy_and_nothing_else(node: Node, nvidia: Nvidia) -> None:
-    one = await ready(node, nvidia)
+    one = await nvidia.served()
     nvidia.fails("nvmlDeviceGetRemappedRows", 0, gpu=1, hangs=3600)
     await node.pass_time(30)
     assert set(await told(one)) == {nvidia.uuids[1]}
@@ -205,7 +197,7 @@ async def test_a_call_that_hangs_makes_its_gpu_unhealthy_and_nothing_else(node: 
 
 
 async def test_waiting_for_errors_that_fails_begins_again(node: Node, nvidia: Nvidia) -> None:
-    await ready(node, nvidia)
+    await nvidia.served()
     nvidia.fails("nvmlEventSetWait", UNKNOWN)
     await node.pass_time(10)
     assert node.allocatable() == 4
@@ -256,7 +248,7 @@ async def test_without_a_library_the_gateway_waits_for_it(node: Node, nvidia: Nv
 
 
 async def test_a_driver_that_is_unloaded_takes_the_gpus_along_until_it_is_back(node: Node, nvidia: Nvidia) -> None:
-    await ready(node, nvidia)
+    await nvidia.served()
     nvidia.world.gpus[0].lost = True
     nvidia.world.fails("nvmlInit", NOT_LOADED)
     nvidia.show()
@@ -268,7 +260,7 @@ async def test_a_driver_that_is_unloaded_takes_the_gpus_along_until_it_is_back(n
 
 
 async def test_a_library_of_another_release_ends_the_gateway_later_and_no_gpu(node: Node, nvidia: Nvidia) -> None:
-    one = await ready(node, nvidia)
+    one = await nvidia.served()
     nvidia.world.gpus[0].lost = True
     nvidia.world.fails("nvmlInit", MISMATCH)
     nvidia.show()
@@ -279,21 +271,21 @@ async def test_a_library_of_another_release_ends_the_gateway_later_and_no_gpu(no
     assert one.process.ended.result() == 75
 
 
-async def test_a_display_is_no_gpu_for_pods(node: Node, nvidia: Nvidia) -> None:
+async def test_a_display_is_no_gpu_for_pods(nvidia: Nvidia) -> None:
     nvidia.world.gpus[3].name = "NVIDIA DGX Display"
     nvidia.show()
-    one = await ready(node, nvidia, count=3)
+    one = await nvidia.served(3)
     assert "display" in (await told(one))[nvidia.uuids[3]]
 
 
-async def test_a_gpu_that_only_the_kernel_has_is_named(node: Node, nvidia: Nvidia) -> None:
+async def test_a_gpu_that_only_the_kernel_has_is_named(nvidia: Nvidia) -> None:
     hidden, excluded = nvidia.world.gpus.pop(), nvidia.world.gpus.pop()
     nvidia.show()
     for gpu, words in ((hidden, ""), (excluded, "GPU Excluded:\t Yes\n")):
         folder = nvidia.proc / "driver/nvidia/gpus" / gpu.pci.lower()
         folder.mkdir()
         (folder / "information").write_text(f"GPU UUID: \t {gpu.uuid}\nDevice Minor: \t {gpu.minor}\n{words}")
-    one = await ready(node, nvidia, count=2)
+    one = await nvidia.served(2)
     assert list(await told(one)) == [hidden.uuid]
 
 
@@ -304,7 +296,7 @@ async def test_gpus_without_mig_are_offered_and_what_may_not_be_asked_is_no_trou
     for gpu in nvidia.world.gpus:
         gpu.profiles = {}
     nvidia.fails("nvmlDeviceGetRemappedRows", DENIED)
-    await ready(node, nvidia, "--mig-strategy", "single")
+    await nvidia.served(4, "--mig-strategy", "single")
     await node.pass_time(60)
     assert node.allocatable() == 4
 
@@ -312,14 +304,13 @@ async def test_gpus_without_mig_are_offered_and_what_may_not_be_asked_is_no_trou
 def partitioned(nvidia: Nvidia, *profiles: str) -> list[str]:
     """Partition all GPUs; return the instances' UUIDs."""
     for index in range(len(nvidia.world.gpus)):
-        nvidia.world.mig(index, *profiles)
-    nvidia.show()
+        nvidia.mig(index, *profiles)
     return [one.uuid for gpu in nvidia.world.gpus for one in gpu.instances]
 
 
 async def test_with_mig_single_the_instances_stand_in_for_gpus(node: Node, nvidia: Nvidia) -> None:
     instances = partitioned(nvidia, "3g.40gb", "3g.40gb")
-    one = await ready(node, nvidia, "--mig-strategy", "single", count=8)
+    one = await nvidia.served(8, "--mig-strategy", "single")
     given = await node.admit("pod")
     assert given.answer.envs["NVIDIA_VISIBLE_DEVICES"] in instances
     hit = nvidia.world.gpus[0].instances[0]
@@ -333,7 +324,7 @@ async def test_with_mig_single_the_instances_stand_in_for_gpus(node: Node, nvidi
 @pytest.mark.parametrize("unlike", ["profiles", "whole", "empty"])
 async def test_mig_single_wants_all_gpus_alike(node: Node, nvidia: Nvidia, unlike: str) -> None:
     partitioned(nvidia, "3g.40gb", "3g.40gb")
-    one = await ready(node, nvidia, "--mig-strategy", "single", count=8)
+    one = await nvidia.served(8, "--mig-strategy", "single")
     if unlike == "profiles":
         nvidia.world.mig(3, "2g.20gb", "2g.20gb")
     elif unlike == "whole":
@@ -351,38 +342,32 @@ async def test_mig_single_wants_all_gpus_alike(node: Node, nvidia: Nvidia, unlik
 
 async def test_a_node_that_cannot_be_named_says_so_and_is_not_ready_until_it_can(node: Node, nvidia: Nvidia) -> None:
     partitioned(nvidia, "3g.40gb", "3g.40gb")
-    nvidia.world.no_mig(3)
-    nvidia.show()
+    nvidia.no_mig(3)
     await node.start_kubelet()
     one = nvidia.gateway("--mig-strategy", "single", FAIL_ON_INIT_ERROR="false")
     await node.pass_time(60)
     (hindrance,) = (await one.status())["hindrances"]
     assert (node.capacity(), hindrance["held_up"], await one.is_ready()) == (0, True, False)
     assert "devices can't be named: with the MIG strategy 'single', every GPU" in hindrance["reason"]
-    nvidia.world.mig(3, "3g.40gb", "3g.40gb")
-    nvidia.show()
+    nvidia.mig(3, "3g.40gb", "3g.40gb")
     await node.allocatable_is(8)
     await node.eventually(one.is_ready, "readiness")
     assert not (await one.status())["hindrances"]
-    nvidia.world.no_mig(3)
-    nvidia.show()
+    nvidia.no_mig(3)
     await node.allocatable_is(6)
     assert not (await one.status())["hindrances"][0]["held_up"]
     nvidia.event(0, 79)  # What can't be named may fall ill.
     await node.allocatable_is(4)
-    nvidia.world.mig(3, "3g.40gb", "3g.40gb")
-    nvidia.show()
+    nvidia.mig(3, "3g.40gb", "3g.40gb")
     await node.allocatable_is(6)
 
 
 async def test_a_gpu_that_is_partitioned_before_the_node_has_a_name_is_not_given(node: Node, nvidia: Nvidia) -> None:
-    one = await ready(node, nvidia, "--mig-strategy", "single")
-    nvidia.world.mig(3, "3g.40gb")
-    nvidia.show()
+    one = await nvidia.served(4, "--mig-strategy", "single")
+    nvidia.mig(3, "3g.40gb")
     await node.allocatable_is(3)
     assert set(await told(one)) == {nvidia.uuids[3]}
-    nvidia.world.no_mig(3)
-    nvidia.show()
+    nvidia.no_mig(3)
     await node.allocatable_is(4)
 
 
@@ -393,20 +378,18 @@ async def test_what_was_offered_before_a_restart_stays_until_the_node_has_a_name
     partitioned(nvidia, "3g.40gb", "3g.40gb")
     rules = [{"resource": "vendor.com/null", "paths": ["/dev/null*"]}] if beside else []
     options = ("--mig-strategy", "single", *configure(node, {"version": "v1", "gateway": {"devices": rules}}))
-    one = await ready(node, nvidia, *options, count=8)
+    one = await nvidia.served(8, *options)
     given = await node.admit("pod")
     before = await one.states()
     one.kill()
-    nvidia.world.no_mig(3)
-    nvidia.show()
+    nvidia.no_mig(3)
     two = nvidia.gateway(*options, FAIL_ON_INIT_ERROR="false")
     await node.until(lambda: two.said("registered"), "its registration")
     await node.pass_time(60)
     assert await two.states() == dict.fromkeys(before, "not checked yet")
     assert node.capacity() == 8
     assert (await node.restart_container("pod")).devices == given.devices
-    nvidia.world.mig(3, "3g.40gb", "3g.40gb")
-    nvidia.show()
+    nvidia.mig(3, "3g.40gb", "3g.40gb")
     await node.eventually(lambda: _are_present(two), "the look")
     await node.allocatable_is(8)
 
@@ -436,7 +419,7 @@ async def test_a_node_is_ready_if_one_gpu_can_be_used(node: Node, nvidia: Nvidia
 
 
 async def test_gpus_none_of_which_can_be_used_any_more_end_no_gateway(node: Node, nvidia: Nvidia) -> None:
-    one = await ready(node, nvidia, "--mig-strategy", "mixed", "--fail-on-init-error")
+    one = await nvidia.served(4, "--mig-strategy", "mixed", "--fail-on-init-error")
     for index in range(4):
         nvidia.world.mig(index)  # In MIG mode, and without an instance.
     nvidia.show()
@@ -445,24 +428,21 @@ async def test_gpus_none_of_which_can_be_used_any_more_end_no_gateway(node: Node
     assert one.alive
     assert {each["held_up"] for each in (await one.status())["hindrances"]} == {True}
     for index in range(4):
-        nvidia.world.no_mig(index)
-    nvidia.show()
+        nvidia.no_mig(index)
     await node.allocatable_is(4)
 
 
-async def test_a_gpu_in_mig_mode_without_an_instance_is_named(node: Node, nvidia: Nvidia) -> None:
-    nvidia.world.mig(2)
-    nvidia.show()
-    one = await ready(node, nvidia, "--mig-strategy", "mixed", count=3)
+async def test_a_gpu_in_mig_mode_without_an_instance_is_named(nvidia: Nvidia) -> None:
+    nvidia.mig(2)
+    one = await nvidia.served(3, "--mig-strategy", "mixed")
     assert "no MIG instances" in (await told(one))[nvidia.uuids[2]]
 
 
 async def test_with_mig_mixed_each_profile_has_its_name_and_whole_gpus_theirs(node: Node, nvidia: Nvidia) -> None:
     nvidia.world.mig(0, "1g.10gb", "1g.10gb+me", "2g.20gb")
     nvidia.world.mig(1, "1c.3g.40gb", "1c.3g.40gb")
-    nvidia.world.mig(2, "7g.80gb")
-    nvidia.show()
-    await ready(node, nvidia, "--mig-strategy", "mixed", "--device-id-strategy", "index", count=1)
+    nvidia.mig(2, "7g.80gb")
+    await nvidia.served(1, "--mig-strategy", "mixed", "--device-id-strategy", "index")
     names = {"mig-1g.10gb": 1, "mig-1g.10gb.me": 1, "mig-2g.20gb": 1, "mig-1c.3g.40gb": 2, "mig-7g.80gb": 1}
     for name, count in names.items():
         await node.allocatable_is(count, f"nvidia.com/{name}")
@@ -471,9 +451,8 @@ async def test_with_mig_mixed_each_profile_has_its_name_and_whole_gpus_theirs(no
 
 
 async def test_without_a_mig_strategy_a_partitioned_gpu_is_offered_whole(node: Node, nvidia: Nvidia) -> None:
-    nvidia.world.mig(0, "3g.40gb", "3g.40gb")
-    nvidia.show()
-    one = await ready(node, nvidia)
+    nvidia.mig(0, "3g.40gb", "3g.40gb")
+    one = await nvidia.served()
     hit = nvidia.world.gpus[0].instances[0]
     nvidia.event(0, 79, gpu_instance=hit.gpu_instance, compute_instance=hit.compute_instance)
     await node.allocatable_is(3)
@@ -483,9 +462,8 @@ async def test_without_a_mig_strategy_a_partitioned_gpu_is_offered_whole(node: N
 
 
 async def test_a_whole_gpu_has_the_worst_of_what_its_instances_have(node: Node, nvidia: Nvidia) -> None:
-    nvidia.world.mig(0, "3g.40gb", "3g.40gb")
-    nvidia.show()
-    one = await ready(node, nvidia)
+    nvidia.mig(0, "3g.40gb", "3g.40gb")
+    one = await nvidia.served()
     for xid, hit in zip((8, 79), nvidia.world.gpus[0].instances, strict=True):
         nvidia.event(0, xid, gpu_instance=hit.gpu_instance, compute_instance=hit.compute_instance)
     await node.allocatable_is(3)
@@ -501,7 +479,7 @@ async def test_an_instance_that_no_container_could_use_is_not_given(node: Node, 
     lines = [one for one in table.read_text().splitlines() if f"gpu0/gi{gone.gpu_instance}/ci0" not in one]
     table.write_text("\n".join(lines))
     strategies = ("--mig-strategy", "single", "--device-list-strategy", "envvar,cdi-cri")
-    one = await ready(node, nvidia, *strategies, count=7)
+    one = await nvidia.served(7, *strategies)
     assert gone.uuid not in {device["name"] for device in nvidia.specification()["devices"]}
     assert "capability" in (await told(one))[gone.uuid]
     async with node.plugin() as plugin:
@@ -513,20 +491,17 @@ async def test_an_instance_that_no_container_could_use_is_not_given(node: Node, 
 async def test_a_gpu_that_is_partitioned_anew_is_given_only_where_no_pod_has_it(node: Node, nvidia: Nvidia) -> None:
     small, big = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
     for index in range(2):
-        nvidia.world.mig(index, "3g.40gb", "3g.40gb")
-    nvidia.show()
-    await ready(node, nvidia, "--mig-strategy", "mixed", count=2)
+        nvidia.mig(index, "3g.40gb", "3g.40gb")
+    await nvidia.served(2, "--mig-strategy", "mixed")
     await node.allocatable_is(4, big)
     given = await node.admit("pod", big)
     held = next(i for i in range(2) if given.devices[big][0] in {one.uuid for one in nvidia.world.gpus[i].instances})
-    nvidia.world.mig(1 - held, "1g.10gb", "1g.10gb")
-    nvidia.show()
+    nvidia.mig(1 - held, "1g.10gb", "1g.10gb")
     await node.allocatable_is(2, small)
     await node.until(
         lambda: node.capacity(big) == 2, "the going of the others"
     )  # The pod's, and the other one of its GPU.
-    nvidia.world.no_mig(held)
-    nvidia.show()
+    nvidia.no_mig(held)
     await node.pass_time(60)
     assert node.allocatable() == 2  # The pod still has the hardware of the third one.
     node.remove("pod")
@@ -535,7 +510,7 @@ async def test_a_gpu_that_is_partitioned_anew_is_given_only_where_no_pod_has_it(
 
 async def test_an_instance_that_goes_during_a_look_is_no_trouble_of_its_gpu(node: Node, nvidia: Nvidia) -> None:
     partitioned(nvidia, "3g.40gb", "3g.40gb")
-    one = await ready(node, nvidia, "--mig-strategy", "single", count=8)
+    one = await nvidia.served(8, "--mig-strategy", "single")
     nvidia.fails("nvmlDeviceGetGpuInstanceId", 2, gpu=0)
     await node.pass_time(15)
     assert set(await told(one)) == {one.uuid for one in nvidia.world.gpus[0].instances}
@@ -553,9 +528,7 @@ async def test_an_instance_that_goes_during_a_look_is_no_trouble_of_its_gpu(node
 @pytest.mark.parametrize(("whole", "hit"), [(True, 4), (False, 2)])
 async def test_an_error_of_an_instance_is_one_of_all_on_it(node: Node, nvidia: Nvidia, whole: bool, hit: int) -> None:
     one_each = partitioned(nvidia, "1c.3g.40gb", "1c.3g.40gb", "1c.4g.40gb", "1c.4g.40gb")[:4]
-    await node.start_kubelet()
-    one = nvidia.gateway("--mig-strategy", "mixed")
-    await node.allocatable_is(8, "nvidia.com/mig-1c.3g.40gb")
+    one = await nvidia.served(8, "--mig-strategy", "mixed", resource="nvidia.com/mig-1c.3g.40gb")
     await node.allocatable_is(8, "nvidia.com/mig-1c.4g.40gb")
     instance = nvidia.world.gpus[0].instances[0]
     nvidia.event(0, 79, **({} if whole else {"gpu_instance": instance.gpu_instance}))
@@ -565,7 +538,7 @@ async def test_an_error_of_an_instance_is_one_of_all_on_it(node: Node, nvidia: N
 
 async def test_instances_of_before_the_restart_are_not_lost_but_gone(node: Node, nvidia: Nvidia) -> None:
     partitioned(nvidia, "3g.40gb", "3g.40gb")
-    one = await ready(node, nvidia, "--mig-strategy", "single", count=8)
+    one = await nvidia.served(8, "--mig-strategy", "single")
     given = await node.admit("pod")
     one.kill()
     partitioned(nvidia, "2g.20gb", "2g.20gb", "2g.20gb")
@@ -582,7 +555,7 @@ async def test_instances_of_before_the_restart_are_not_lost_but_gone(node: Node,
 
 @pytest.mark.parametrize("down", [False, True])
 async def test_a_gpu_that_another_one_replaces_goes_when_no_pod_has_it(node: Node, nvidia: Nvidia, down: bool) -> None:
-    one = await ready(node, nvidia)
+    one = await nvidia.served()
     (held,) = (await node.admit("pod")).devices[GPU]
     nvidia.world.gpus[nvidia.uuids.index(held)].uuid = "GPU-new"
     if down:
@@ -601,9 +574,8 @@ async def test_a_gpu_that_another_one_replaces_goes_when_no_pod_has_it(node: Nod
 
 
 async def test_the_gauges_tell_of_each_gpu_that_answers_and_of_its_pod(node: Node, nvidia: Nvidia) -> None:
-    nvidia.world.mig(3, "3g.40gb", "3g.40gb")
-    nvidia.show()
-    one = await ready(node, nvidia, "--gpu-metrics", "--mig-strategy", "mixed", count=3)
+    nvidia.mig(3, "3g.40gb", "3g.40gb")
+    one = await nvidia.served(3, "--gpu-metrics", "--mig-strategy", "mixed")
     given = await node.admit("pod")
     await node.pass_time(60)
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.contract.hardware import Nvidia
 from tests.contract.node import GPU, Gateway, Node, OrderError
-from tests.contract.test_nvidia import DENIED, LOST, MISMATCH, NO_LIBRARY, NOT_LOADED, UNKNOWN, open_files, ready, told
+from tests.contract.test_nvidia import DENIED, LOST, MISMATCH, NO_LIBRARY, NOT_LOADED, UNKNOWN, open_files, told
 from tests.fakes import nvml
 
 INVALID, UNSUPPORTED, NOT_FOUND, RESET_WANTED = 2, 3, 6, 16
@@ -51,11 +51,11 @@ async def offered(one: Gateway) -> dict[str, str]:
 # What is told.
 
 
-async def test_what_nvml_tells_of_a_gpu_and_of_an_instance_is_told(node: Node, nvidia: Nvidia) -> None:
+async def test_what_nvml_tells_of_a_gpu_and_of_an_instance_is_told(nvidia: Nvidia) -> None:
     whole = nvidia.world.gpus[0]
     part = nvidia.world.mig(3, "1c.3g.40gb", "1g.10gb+me")[1]
     nvidia.show()
-    one = await ready(node, nvidia, "--mig-strategy", "mixed", count=3)
+    one = await nvidia.served(3, "--mig-strategy", "mixed")
     known = await facts(one)
     same: dict[str, Any] = {
         "product": "NVIDIA H100 80GB HBM3",
@@ -101,15 +101,14 @@ async def test_what_nvml_tells_of_a_gpu_and_of_an_instance_is_told(node: Node, n
     }
 
 
-async def test_the_nodes_of_an_instance_are_found_without_the_drivers_table(node: Node, nvidia: Nvidia) -> None:
-    (part,) = nvidia.world.mig(0, "7g.80gb")
-    nvidia.show()
+async def test_the_nodes_of_an_instance_are_found_without_the_drivers_table(nvidia: Nvidia) -> None:
+    (part,) = nvidia.mig(0, "7g.80gb")
     shutil.rmtree(nvidia.proc / "driver/nvidia-caps")
     folder = nvidia.proc / f"driver/nvidia/capabilities/gpu0/mig/gi{part.gpu_instance}"
     (folder / "ci0").mkdir(parents=True)
     for path, minor in ((folder, 30), (folder / "ci0", 31)):
         (path / "access").write_text(f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\n")
-    one = await ready(node, nvidia, "--mig-strategy", "mixed", count=3)
+    one = await nvidia.served(3, "--mig-strategy", "mixed")
     caps = [f"/dev/nvidia-caps/nvidia-cap{minor}" for minor in (30, 31)]
     assert (await facts(one))[part.uuid]["nodes"] == ["/dev/nvidia0", *caps]
 
@@ -119,7 +118,7 @@ async def test_what_could_not_be_a_uuid_is_never_one(node: Node, nvidia: Nvidia,
     nvidia.world.gpus[0].uuid = uuid
     nvidia.world.gpus[1].name = "a\x1b[31mname"
     nvidia.show()
-    one = await ready(node, nvidia, count=3)
+    one = await nvidia.served(3)
     assert node.capacity() == 3
     (left_out,) = (await one.status())["unusable"]
     assert (left_out["index"], left_out["id"]) == ("0", "")
@@ -129,7 +128,7 @@ async def test_what_could_not_be_a_uuid_is_never_one(node: Node, nvidia: Nvidia,
 @pytest.mark.parametrize("text", ["-1\n", "", "many\n"])
 async def test_a_gpu_whose_numa_node_is_unknown_is_listed_without_one(node: Node, nvidia: Nvidia, text: str) -> None:
     (nvidia.sys / "bus/pci/devices" / nvidia.world.gpus[2].pci / "numa_node").write_text(text)
-    await ready(node, nvidia)
+    await nvidia.served()
     async with node.plugin() as plugin:
         listed = {device.id: device.numa_nodes for device in await plugin.first_list()}
     assert [listed[uuid] for uuid in nvidia.uuids] == [(0,), (0,), (), (1,)]
@@ -141,7 +140,7 @@ async def test_over_pcie_the_nearer_gpus_are_preferred(node: Node, nvidia: Nvidi
         gpu.links, gpu.numa_node = {}, 0
     nvidia.world.ways = {(0, 1): near + 10, (1, 3): near}
     nvidia.show()
-    one = await ready(node, nvidia)
+    one = await nvidia.served()
     assert set((await node.admit("pod", count=2)).devices[GPU]) == {nvidia.uuids[1], nvidia.uuids[3]}
     names = {nvml.PIX: "pix", nvml.PXB: "pxb", nvml.PHB: "phb", nvml.NODE: "node", nvml.SYS: "sys"}
     links = (await facts(one))[nvidia.uuids[1]]["links"]
@@ -152,12 +151,12 @@ async def test_only_links_that_are_up_are_counted(node: Node) -> None:
     nvidia = Nvidia(node, lambda path: nvml.a100s(path, 4))
     nvidia.world.gpus[0].links[0].active = False
     nvidia.show()
-    one = await ready(node, nvidia)
+    one = await nvidia.served()
     assert (await facts(one))[nvidia.uuids[0]]["links"] == {"1": "nvlink x3", "2": "nvlink x4", "3": "nvlink x4"}
 
 
 async def test_indexes_are_those_of_now_also_where_others_are_linked_to(node: Node, nvidia: Nvidia) -> None:
-    one = await ready(node, nvidia)
+    one = await nvidia.served()
     assert (await facts(one))[nvidia.uuids[3]]["links"] == dict.fromkeys("012", "nvlink x18")
     del nvidia.world.gpus[0]
     nvidia.show()
@@ -172,7 +171,7 @@ async def test_indexes_are_those_of_now_also_where_others_are_linked_to(node: No
 async def test_what_cannot_be_told_at_first_is_asked_again(node: Node, nvidia: Nvidia, call: str) -> None:
     nvidia.world.fails(call, UNKNOWN, gpu=2)
     nvidia.show()
-    one = await ready(node, nvidia)
+    one = await nvidia.served()
     assert 0 in {known["memory"] and len(known["product"]) for known in (await facts(one)).values()}
     nvidia.works(call, gpu=2)
     await node.pass_time(20)
@@ -183,7 +182,7 @@ async def test_what_cannot_be_told_at_first_is_asked_again(node: Node, nvidia: N
 
 
 async def test_an_error_ends_with_the_reset_that_the_driver_wanted_after_it(node: Node, nvidia: Nvidia) -> None:
-    await ready(node, nvidia)
+    await nvidia.served()
     nvidia.event(1, 48)
     await node.allocatable_is(3)
     await node.pass_time(20)
@@ -196,7 +195,7 @@ async def test_an_error_ends_with_the_reset_that_the_driver_wanted_after_it(node
 
 @pytest.mark.parametrize("sign", ["reset", "load"])
 async def test_no_sign_of_a_reset_ends_an_error_where_that_is_off(node: Node, nvidia: Nvidia, sign: str) -> None:
-    await ready(node, nvidia, "--health-recovery", "off")
+    await nvidia.served(4, "--health-recovery", "off")
     nvidia.event(1, 48)
     nvidia.world.gpus[1].recovery = 1
     nvidia.show()
@@ -215,7 +214,7 @@ async def test_no_sign_of_a_reset_ends_an_error_where_that_is_off(node: Node, nv
 
 
 async def test_a_driver_that_was_away_ends_all_errors_of_before(node: Node, nvidia: Nvidia) -> None:
-    one = await ready(node, nvidia)
+    one = await nvidia.served()
     nvidia.event(0, 79)
     await node.allocatable_is(3)
     for call in (*DOWN, "nvmlEventSetWait"):
@@ -238,7 +237,7 @@ async def test_a_driver_that_was_away_ends_all_errors_of_before(node: Node, nvid
 
 
 async def test_memory_to_be_remapped_is_no_error_and_ends_one_when_it_is_done(node: Node, nvidia: Nvidia) -> None:
-    await ready(node, nvidia)
+    await nvidia.served()
     gpu = nvidia.world.gpus[1]
     gpu.rows = (0, 1, 1, 0)
     nvidia.show()
@@ -255,7 +254,7 @@ async def test_memory_to_be_remapped_is_no_error_and_ends_one_when_it_is_done(no
 
 @pytest.mark.parametrize("seen", [True, False])
 async def test_a_gpu_that_is_plugged_in_again_is_well(node: Node, nvidia: Nvidia, seen: bool) -> None:
-    await ready(node, nvidia)
+    await nvidia.served()
     if seen:
         nvidia.event(3, 79)
         await node.allocatable_is(3)
@@ -273,7 +272,7 @@ async def test_a_gpu_that_is_plugged_in_again_is_well(node: Node, nvidia: Nvidia
 
 @pytest.mark.parametrize("code", [LOST, RESET_WANTED])
 async def test_the_others_errors_count_while_a_gpu_is_lost(node: Node, nvidia: Nvidia, code: int) -> None:
-    one = await ready(node, nvidia)
+    one = await nvidia.served()
     nvidia.fails("nvmlDeviceGetUUID", code, gpu=0)
     await node.allocatable_is(3)
     await node.pass_time(100)
@@ -288,7 +287,7 @@ async def test_a_gpu_that_tells_no_errors_is_looked_at_all_the_same(node: Node, 
     for gpu in nvidia.world.gpus:
         gpu.events = 0
     nvidia.show()
-    await ready(node, nvidia)
+    await nvidia.served()
     nvidia.world.gpus[2].recovery = 1
     nvidia.show()
     await node.allocatable_is(3)
@@ -297,7 +296,7 @@ async def test_a_gpu_that_tells_no_errors_is_looked_at_all_the_same(node: Node, 
 async def test_a_new_gpu_is_heard_and_what_is_no_error_is_not(node: Node, nvidia: Nvidia) -> None:
     nvidia.world.gpus[0].events = 0xFF9F
     nvidia.show()
-    await ready(node, nvidia)
+    await nvidia.served()
     nvidia.world.gpus.append(nvml.gpu(4, events=0xFF9F))
     nvidia.show()
     await node.allocatable_is(5)
@@ -348,8 +347,7 @@ async def test_a_call_that_fails_for_some_gpus_speaks_for_these_alone_and_hides_
     """``pytest -s`` shows the table; with WHOLE_TABLE in the environment, as at night, for each code, and also for the first GPU and the last."""
     nvidia = Nvidia(node, nvml.dgx)
     for index in SPLIT:
-        nvidia.world.mig(index, "3g.40gb")
-    nvidia.show()
+        nvidia.mig(index, "3g.40gb")
     well = [("served", BIG if index in SPLIT else GPU) for index in range(8)]
     rows: dict[str, list[str]] = {"later": [], "first look": []}
     one = nvidia.gateway("--mig-strategy", "mixed", FAIL_ON_INIT_ERROR="false")
@@ -422,7 +420,7 @@ async def test_a_control_node_that_is_missing_is_named(node: Node, nvidia: Nvidi
 
 
 async def test_nvml_that_fails_for_another_reason_later_takes_no_gpu_away(node: Node, nvidia: Nvidia) -> None:
-    one = await ready(node, nvidia)
+    one = await nvidia.served()
     for call in DOWN:
         nvidia.world.fails(call, UNKNOWN)
     nvidia.show()
@@ -446,19 +444,19 @@ async def test_nvml_that_fails_for_another_reason_later_takes_no_gpu_away(node: 
 async def test_errors_that_nobody_can_tell_take_no_gpu_away(node: Node, nvidia: Nvidia, call: str) -> None:
     for code in (INVALID, UNSUPPORTED, DENIED, UNKNOWN):
         nvidia.fails(call, code)
-        one = await ready(node, nvidia)
+        one = await nvidia.served()
         await node.pass_time(60)
         assert (node.allocatable(), await told(one)) == (4, {})
         await one.terminate()
 
 
-async def test_mig_devices_that_cannot_be_read_leave_out_their_gpu_with_the_reason(node: Node, nvidia: Nvidia) -> None:
+async def test_mig_devices_that_cannot_be_read_leave_out_their_gpu_with_the_reason(nvidia: Nvidia) -> None:
     nvidia.world.mig(0, "1g.10gb")
     codes = {UNSUPPORTED: "library-failed", DENIED: "not-permitted"}
     for call, code in product(("nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetAttributes"), codes):
         nvidia.world.fails(call, code)
         nvidia.show()
-        one = await ready(node, nvidia, count=3)
+        one = await nvidia.served(3)
         (left_out,) = (await one.status())["unusable"]
         assert (left_out["index"], left_out["cause"]) == ("0", codes[code])
         assert call in left_out["reason"]
@@ -468,7 +466,7 @@ async def test_mig_devices_that_cannot_be_read_leave_out_their_gpu_with_the_reas
 
 @pytest.mark.parametrize("shown", [True, False])
 async def test_a_gpu_is_known_by_its_address_after_the_bus_changed(node: Node, nvidia: Nvidia, shown: bool) -> None:
-    one = await ready(node, nvidia)
+    one = await nvidia.served()
     gone, failing = nvidia.uuids[1:3]
     del nvidia.world.gpus[1]
     nvidia.world.fails("nvmlDeviceGetHandleByIndex", UNKNOWN, gpu=1)  # The index of the next one, now.
@@ -515,7 +513,7 @@ async def test_a_gpu_that_the_driver_leaves_out_is_no_reason_to_open_nvml_again(
             folder = nvidia.proc / "driver/nvidia/gpus" / gpu.pci.lower()
             folder.mkdir()
             (folder / "information").write_text(f"GPU UUID: \t {gpu.uuid}\nGPU Excluded:\t Yes\n")
-        one = await ready(node, nvidia, count=3 if excluded else 4)
+        one = await nvidia.served(3 if excluded else 4)
         await node.pass_time(30)
         before = nvidia.calls()
         await node.pass_time(300)
@@ -540,7 +538,7 @@ async def test_a_device_node_that_cuda_needs_is_missed_until_it_is_there(
     (nvidia.dev / name).unlink()
     nvidia.show(nodes=False)
     (nvidia.proc / "devices").write_text(devices)
-    one = await ready(node, nvidia, "--device-list-strategy=cdi-cri", NVIDIA_DRIVER_CAPABILITIES=capabilities)
+    one = await nvidia.served(4, "--device-list-strategy=cdi-cri", NVIDIA_DRIVER_CAPABILITIES=capabilities)
     await node.pass_time(20)
     assert (f"/dev/{name}" in str((await one.status())["hindrances"])) is missing
     nvidia.show()
@@ -552,14 +550,14 @@ async def test_a_device_node_that_cuda_needs_is_missed_until_it_is_there(
 
 
 async def test_errors_count_however_long_there_was_none(node: Node, nvidia: Nvidia) -> None:
-    await ready(node, nvidia)
+    await nvidia.served()
     await node.pass_time(1800)
     nvidia.event(2, 79)
     await node.allocatable_is(3, seconds=3)
 
 
 async def test_a_driver_that_fails_again_much_later_is_tried_again_as_soon(node: Node, nvidia: Nvidia) -> None:
-    await ready(node, nvidia)
+    await nvidia.served()
     for seconds in (120, 6):
         for call in DOWN:
             nvidia.fails(call, NOT_LOADED)
@@ -572,7 +570,7 @@ async def test_a_driver_that_fails_again_much_later_is_tried_again_as_soon(node:
 
 
 async def test_a_gpu_that_is_lost_again_much_later_is_looked_at_again_as_soon(node: Node, nvidia: Nvidia) -> None:
-    await ready(node, nvidia)
+    await nvidia.served()
     for seconds in (600, 6):
         nvidia.world.gpus[1].lost = True
         nvidia.show()
@@ -585,7 +583,7 @@ async def test_a_gpu_that_is_lost_again_much_later_is_looked_at_again_as_soon(no
 
 
 async def test_a_library_that_fitted_again_in_between_has_its_whole_time(node: Node, nvidia: Nvidia) -> None:
-    one = await ready(node, nvidia)
+    one = await nvidia.served()
     for _ in range(2):
         for call in DOWN:
             nvidia.fails(call, MISMATCH)
@@ -601,7 +599,7 @@ async def test_a_library_that_fitted_again_in_between_has_its_whole_time(node: N
 
 
 async def test_a_released_gpu_is_not_touched_and_the_others_are_heard(node: Node, nvidia: Nvidia) -> None:
-    one = await ready(node, nvidia, "--mig-strategy=mixed")
+    one = await nvidia.served(4, "--mig-strategy=mixed")
     released = nvidia.uuids[2]
     for index in (0, 1):
         nvidia.event(index, 79)
@@ -609,8 +607,7 @@ async def test_a_released_gpu_is_not_touched_and_the_others_are_heard(node: Node
     await node.allocatable_is(1)  # What had come was still heard.
     for call in ("nvmlDeviceGetHandleByPciBusId", "nvmlDeviceGetHandleByIndex"):
         nvidia.world.fails(call, UNKNOWN, gpu=2)
-    nvidia.world.mig(2, "3g.40gb")
-    nvidia.show()
+    nvidia.mig(2, "3g.40gb")
     await node.pass_time(30)
     assert node.allocatable() == 1
     assert (await one.states())[released] == "released"
@@ -624,7 +621,7 @@ async def test_a_released_gpu_is_not_touched_and_the_others_are_heard(node: Node
 
 
 async def test_a_gpu_that_was_reset_while_it_was_released_is_well(node: Node, nvidia: Nvidia) -> None:
-    one = await ready(node, nvidia)
+    one = await nvidia.served()
     gpu = nvidia.world.gpus[2]
     gpu.recovery = 4
     nvidia.show()
@@ -645,7 +642,7 @@ async def test_where_nvml_would_open_a_released_gpu_it_stays_closed(node: Node, 
     nvidia.world.nodes = nvidia.dev
     (nvidia.proc / "self").symlink_to("/proc/self")
     nvidia.show()
-    one = await ready(node, nvidia)
+    one = await nvidia.served()
     await one.order("release", ids=[nvidia.uuids[0]])
     calls = nvidia.calls()
     assert opened(nvidia) == set()
@@ -667,7 +664,7 @@ async def test_a_release_of_all_closes_nvml(node: Node, nvidia: Nvidia) -> None:
     nvidia.world.nodes = nvidia.dev
     (nvidia.proc / "self").symlink_to("/proc/self")
     nvidia.show()
-    one = await ready(node, nvidia)
+    one = await nvidia.served()
     nvidia.event(1, 79)
     await node.allocatable_is(3)
     await one.order("release", ids=[])
@@ -696,7 +693,7 @@ async def test_a_library_that_hangs_at_the_start_is_told_and_waited_for(node: No
 
 
 async def test_what_an_application_did_hides_no_call_that_hangs(node: Node, nvidia: Nvidia) -> None:
-    one = await ready(node, nvidia)
+    one = await nvidia.served()
     nvidia.world.gpus[1].rows = (0, 1, 1, 0)
     nvidia.show()
     await node.pass_time(10)
@@ -709,7 +706,7 @@ async def test_what_an_application_did_hides_no_call_that_hangs(node: Node, nvid
 
 
 async def test_a_wait_for_errors_that_hangs_is_told(node: Node, nvidia: Nvidia) -> None:
-    one = await ready(node, nvidia)
+    one = await nvidia.served()
     nvidia.fails("nvmlEventSetWait", 0, hangs=3600)
     await node.until(lambda: one.said("NVML doesn't answer", call="nvmlEventSetWait"), "the complaint")
     assert node.allocatable() == 4

@@ -51,7 +51,6 @@ def spoil_checkpoint(node: Node) -> None:
 
 @pytest.mark.parametrize("version", ["1.10", "1.16", "1.20", "1.37"])
 async def test_a_withdrawn_gpu_stays_listed_while_a_pod_has_it(node: Node, version: str) -> None:
-    node.simulate(gpus(0, 1, 2))
     one = await node.served(3, version=version)
     await node.pass_time(10)
     async with node.plugin() as plugin:
@@ -72,7 +71,6 @@ async def test_a_withdrawn_gpu_stays_listed_while_a_pod_has_it(node: Node, versi
 
 @pytest.mark.parametrize("trouble", ["gone", "silent"])
 async def test_while_nobody_can_say_who_has_a_withdrawn_gpu_it_stays_for_ten_minutes(node: Node, trouble: str) -> None:
-    node.simulate(gpus(0, 1))
     await node.served(2)
     await node.admit("pod-a")
     await node.hide_pods(silent=trouble == "silent")
@@ -107,7 +105,6 @@ async def test_a_checkpoint_that_cannot_be_read_holds_nothing_up(node: Node, wha
 
 @pytest.mark.parametrize("version", ["1.13", "1.20", "1.34"])
 async def test_a_lost_gpu_is_remembered_for_thirty_days_after_its_last_pod(node: Node, version: str) -> None:
-    node.simulate(gpus(0, 1, 2))
     one = await node.served(3, version=version)
     await node.admit("pod-a", count=3)
     await node.pass_time(5)
@@ -162,7 +159,6 @@ async def test_who_holds_a_gpu_that_is_cordoned_or_goes_keeps_it(node: Node) -> 
 
 @pytest.mark.parametrize("end", ["kill", "terminate"])
 async def test_what_was_given_is_remembered_where_the_kubelet_forgets_it(node: Node, end: str) -> None:
-    node.simulate(gpus(0))
     one = await node.served(1, version="1.8")
     await node.admit("pod-a")
     if end == "kill":
@@ -226,7 +222,6 @@ async def test_an_illness_that_needs_a_reset_ends_by_order_and_reboot(node: Node
 
 
 async def test_a_gpu_that_keeps_falling_ill_is_held_back_for_a_while(node: Node) -> None:
-    node.simulate(gpus(0, 1))
     await node.served(2)
     node.simulate(gpus(0, 1, unhealthy={"GPU-0": {"reason": "a program failed", "kind": "application"}}))
     await node.pass_time(2)
@@ -279,7 +274,6 @@ async def test_a_gpu_that_was_ill_of_late_is_given_last(node: Node) -> None:
 
 
 async def test_a_pod_that_comes_as_its_gpu_falls_ill_is_let_in_and_a_later_one_not(node: Node) -> None:
-    node.simulate(gpus(0, 1))
     one = await node.served(2)
     node.simulate(gpus(0, 1, unhealthy={"GPU-0": "hot"}))
     await node.allocatable_is(1)
@@ -302,7 +296,6 @@ async def test_a_pod_that_comes_as_its_gpu_falls_ill_is_let_in_and_a_later_one_n
 
 @pytest.mark.parametrize("reboots", [False, True])
 async def test_what_nobody_can_look_at_is_served_from_memory_for_five_minutes(node: Node, reboots: bool) -> None:
-    node.simulate(gpus(0, 1))
     one = await node.served(2)
     await node.admit("pod-a")
     await node.pass_time(5)
@@ -324,7 +317,6 @@ async def test_what_nobody_can_look_at_is_served_from_memory_for_five_minutes(no
 
 
 async def test_with_a_grace_a_gpu_may_turn_up_late_after_a_start(node: Node) -> None:
-    node.simulate(gpus(0, 1))
     await node.served(2)
     node.reboot()
     node.simulate(gpus(0))
@@ -341,16 +333,13 @@ async def test_with_a_grace_a_gpu_may_turn_up_late_after_a_start(node: Node) -> 
 @pytest.mark.parametrize("version", ["1.20", "1.28", "1.34", "1.37"])
 @pytest.mark.parametrize("sees", [True, False])
 async def test_what_the_kubelet_forgot_is_given_last_until_its_pod_ends(node: Node, version: str, sees: bool) -> None:
-    node.simulate(gpus(0, 1, 2, 3))
     one = await node.served(4, version=version)
     assert (await node.admit("train-a")).devices[GPU] == ("GPU-0",)
     await node.admit("train-b")
     await node.pass_time(10)
     if not sees:
         one.kill()
-    node.kill_kubelet()
-    node.forget_checkpoint()
-    await node.start_kubelet(version)
+    await node.start_forgetful_kubelet(version)
     two = one if sees else node.gateway()
     await node.allocatable_is(4)
     await node.pass_time(15)
@@ -374,15 +363,10 @@ async def test_what_the_kubelet_forgot_is_given_last_until_its_pod_ends(node: No
 
 
 async def test_what_one_kubelet_forgot_the_next_one_s_checkpoint_does_not_set_free(node: Node) -> None:
-    node.simulate(gpus(0, 1, 2))
-    await node.start_kubelet()
-    node.gateway()
-    await node.allocatable_is(3)
+    await node.served(3)
     await node.admit("train-a")
     await node.pass_time(10)
-    node.kill_kubelet()
-    node.forget_checkpoint()
-    await node.start_kubelet()
+    await node.start_forgetful_kubelet()
     await node.allocatable_is(3)
     await node.admit("train-b")
     node.kill_kubelet()  # Before anything could be seen of its records.
@@ -394,13 +378,10 @@ async def test_what_one_kubelet_forgot_the_next_one_s_checkpoint_does_not_set_fr
 @pytest.mark.parametrize("version", ["1.10", "1.22", "1.34", "1.37"])
 @pytest.mark.parametrize("then", ["killed", "terminated", "replaced"])
 async def test_a_gpu_in_two_pods_is_reported_until_an_operator_acts(node: Node, version: str, then: str) -> None:
-    node.simulate(gpus(0, 1))
     one = await node.served(2, version=version)
     await node.admit("train-a", count=2)
     await node.pass_time(10)
-    node.kill_kubelet()
-    node.forget_checkpoint()
-    await node.start_kubelet(version)
+    await node.start_forgetful_kubelet(version)
     await node.allocatable_is(2)
     await node.pass_time(15)
     assert (await one.metrics())[f'device_plugin_gateway_drift_devices{{kind="forgotten",resource="{GPU}"}}'] == 2
@@ -434,7 +415,6 @@ async def test_a_gpu_in_two_pods_is_reported_until_an_operator_acts(node: Node, 
 
 @pytest.mark.parametrize("version", ["1.13", "1.22", "1.37"])
 async def test_pods_that_end_while_no_gateway_runs_were_not_forgotten(node: Node, version: str) -> None:
-    node.simulate(gpus(0, 1))
     one = await node.served(2, version=version)
     await node.admit("train-a", count=2)
     await node.pass_time(10)
@@ -454,7 +434,6 @@ async def test_pods_that_end_while_no_gateway_runs_were_not_forgotten(node: Node
 async def test_a_drained_node_s_kubelet_that_lost_its_records_forgot_nobody(
     node: Node, version: str, away: float
 ) -> None:
-    node.simulate(gpus(0, 1))
     one = await node.served(2, version=version)
     await node.admit("train-a", count=2)
     for name in ("proxy-x1b2c", "network-d3e4f"):
@@ -464,9 +443,7 @@ async def test_a_drained_node_s_kubelet_that_lost_its_records_forgot_nobody(
         node.kill_kubelet()
         await node.pass_time(away)
     node.remove("train-a")
-    node.kill_kubelet()
-    node.forget_checkpoint()
-    await node.start_kubelet(version)
+    await node.start_forgetful_kubelet(version)
     await node.allocatable_is(2)
     await node.admit("new-b", count=2)
     await node.pass_time(100)
@@ -477,7 +454,6 @@ async def test_a_drained_node_s_kubelet_that_lost_its_records_forgot_nobody(
 @pytest.mark.parametrize("version", ["1.13", "1.20", "1.28", "1.34", "1.37"])
 @pytest.mark.parametrize("sees", [True, False])
 async def test_a_pod_that_ends_while_its_kubelet_is_away_is_not_forgotten(node: Node, version: str, sees: bool) -> None:
-    node.simulate(gpus(0, 1, 2))
     one = await node.served(3, version=version)
     ended = (await node.admit("train-a")).devices[GPU]
     await node.admit("train-b")
@@ -500,7 +476,6 @@ async def test_a_pod_that_ends_while_its_kubelet_is_away_is_not_forgotten(node: 
 @pytest.mark.parametrize("version", ["1.20", "1.28", "1.37"])
 @pytest.mark.parametrize("sees", [True, False])
 async def test_a_kubelet_that_cannot_read_its_checkpoint_forgot_all(node: Node, version: str, sees: bool) -> None:
-    node.simulate(gpus(0, 1, 2, 3))
     one = await node.served(4, version=version)
     held = (await node.admit("train-a", count=2)).devices[GPU]
     await node.pass_time(10)
@@ -520,7 +495,6 @@ async def test_a_kubelet_that_cannot_read_its_checkpoint_forgot_all(node: Node, 
 
 @pytest.mark.parametrize("version", ["1.20", "1.28", "1.37"])
 async def test_a_pod_that_ended_before_its_kubelet_lost_its_records_was_not_forgotten(node: Node, version: str) -> None:
-    node.simulate(gpus(0, 1, 2))
     one = await node.served(3, version=version)
     await node.admit("train-a", count=2)
     await node.admit("train-b")
@@ -538,13 +512,10 @@ async def test_a_pod_that_ended_before_its_kubelet_lost_its_records_was_not_forg
 
 @pytest.mark.parametrize("version", ["1.20", "1.28", "1.37"])
 async def test_what_a_kubelet_gives_after_it_forgot_is_no_sign_that_it_remembers(node: Node, version: str) -> None:
-    node.simulate(gpus(0, 1, 2))
     one = await node.served(3, version=version)
     await node.admit("train-a", count=2)
     await node.pass_time(10)
-    node.kill_kubelet()
-    node.forget_checkpoint()
-    await node.start_kubelet(version)
+    await node.start_forgetful_kubelet(version)
     await node.allocatable_is(3)
     await node.admit("new-b")
     await node.pass_time(0.5)  # The gateway has written that down, and hasn't compared the records yet.
@@ -555,7 +526,6 @@ async def test_what_a_kubelet_gives_after_it_forgot_is_no_sign_that_it_remembers
 
 
 async def test_a_holder_whose_end_is_only_likely_is_known_to_the_next_gateway(node: Node) -> None:
-    node.simulate(gpus(0, 1))
     one = await node.served(2)
     for pod in ("proxy-x7k2p", "agent-9fw4c", "train-a"):
         await node.admit(pod, count=1 if pod == "train-a" else 0)
@@ -574,7 +544,6 @@ async def test_a_holder_whose_end_is_only_likely_is_known_to_the_next_gateway(no
 
 @pytest.mark.parametrize("version", ["1.20", "1.28", "1.37"])
 async def test_a_gateway_that_is_there_before_its_kubelet_knows_whom_that_forgot(node: Node, version: str) -> None:
-    node.simulate(gpus(0, 1, 2))
     one = await node.served(3, version=version)
     held = (await node.admit("train-a")).devices[GPU]
     await node.pass_time(10)
@@ -592,7 +561,6 @@ async def test_a_gateway_that_is_there_before_its_kubelet_knows_whom_that_forgot
 
 @pytest.mark.parametrize("version", ["1.20", "1.28", "1.37"])
 async def test_two_kubelets_in_a_row_that_know_of_no_pod_have_forgotten_them(node: Node, version: str) -> None:
-    node.simulate(gpus(0, 1, 2))
     one = await node.served(3, version=version)
     await node.admit("train-a", count=2)
     await node.pass_time(10)
@@ -607,7 +575,6 @@ async def test_two_kubelets_in_a_row_that_know_of_no_pod_have_forgotten_them(nod
 
 @pytest.mark.parametrize("version", ["1.20", "1.28", "1.37"])
 async def test_an_older_checkpoint_that_is_put_back_shows_no_pod_s_end(node: Node, version: str) -> None:
-    node.simulate(gpus(0, 1, 2, 3))
     one = await node.served(4, version=version)
     await node.admit("early")
     await node.pass_time(10)
@@ -627,7 +594,6 @@ async def test_an_older_checkpoint_that_is_put_back_shows_no_pod_s_end(node: Nod
 
 
 async def test_a_checkpoint_without_list_names_no_pod_of_before(node: Node) -> None:
-    node.simulate(gpus(0))
     one = await node.served(1)
     await node.admit("train-a")
     await node.pass_time(5)
@@ -641,13 +607,10 @@ async def test_a_checkpoint_without_list_names_no_pod_of_before(node: Node) -> N
 
 async def forgotten(node: Node) -> Gateway:
     """Have a kubelet forget a pod that has a GPU."""
-    node.simulate(gpus(0, 1))
     one = await node.served(2)
     await node.admit("train-a")
     await node.pass_time(10)
-    node.kill_kubelet()
-    node.forget_checkpoint()
-    await node.start_kubelet()
+    await node.start_forgetful_kubelet()
     await node.allocatable_is(2)
     await node.pass_time(15)
     assert await drift(one) == {"forgotten": 1}
@@ -667,7 +630,6 @@ async def test_a_reboot_ends_what_the_kubelet_forgot(node: Node) -> None:
 
 @pytest.mark.parametrize("version", ["1.12", "1.28", "1.37"])
 async def test_a_kubelet_that_has_not_heard_of_its_pods_yet_frees_nothing(node: Node, version: str) -> None:
-    node.simulate(gpus(0, 1, 2))
     await node.served(3, version=version)
     await node.admit("train-a", count=2)
     await node.pass_time(10)
@@ -685,7 +647,6 @@ async def test_a_kubelet_that_has_not_heard_of_its_pods_yet_frees_nothing(node: 
 
 
 async def test_a_kubelet_that_knows_no_pods_but_static_ones_shows_no_pod_s_end(node: Node) -> None:
-    node.simulate(gpus(0, 1))
     one = await node.served(2)
     await node.admit("train-a")
     await node.pass_time(10)
@@ -700,7 +661,6 @@ async def test_a_kubelet_that_knows_no_pods_but_static_ones_shows_no_pod_s_end(n
 
 @pytest.mark.parametrize("version", ["1.20", "1.34", "1.37"])
 async def test_a_gpu_that_the_kubelet_forgot_during_an_allocate_goes_to_no_second_pod(node: Node, version: str) -> None:
-    node.simulate(gpus(0, 1, 2))
     await node.served(3, version=version)
     await node.pass_time(10)
     await node.admit("old")
@@ -725,7 +685,6 @@ def asked() -> int:
 
 @pytest.mark.parametrize("version", ["1.15", "1.20", "1.28", "1.37"])
 async def test_what_a_pod_has_goes_to_no_other_whatever_the_kubelet_takes_it_for(node: Node, version: str) -> None:
-    node.simulate(gpus(0, 1, 2))
     await node.served(3, version=version)
     (held,) = (await node.admit("first")).devices[GPU]
     free = sorted({"GPU-0", "GPU-1", "GPU-2"} - {held})
@@ -746,7 +705,6 @@ async def test_what_a_pod_has_goes_to_no_other_whatever_the_kubelet_takes_it_for
 
 
 async def test_the_pod_that_has_a_gpu_now_is_asked_about_and_no_earlier_one(node: Node) -> None:
-    node.simulate(gpus(0))
     await node.served(1)
     await node.admit("first")
     await node.pass_time(10)
@@ -762,7 +720,6 @@ async def test_while_the_kubelet_asks_for_devices_it_is_not_asked_for_a_list_of_
     def lists() -> int:
         return sum(count for method, count in wire.calls.items() if method.endswith("Lister/List"))
 
-    node.simulate(gpus(0, 1, 2))
     await node.served(3)
     (held,) = (await node.admit("first")).devices[GPU]
     free = sorted({"GPU-0", "GPU-1", "GPU-2"} - {held})
@@ -784,7 +741,6 @@ async def test_while_the_kubelet_asks_for_devices_it_is_not_asked_for_a_list_of_
 
 @pytest.mark.parametrize("version", ["1.28", "1.37"])
 async def test_a_kubelet_that_is_asked_too_often_is_asked_again(node: Node, version: str) -> None:
-    node.simulate(gpus(0))
     one = await node.served(1, version=version)
     await node.pass_time(5)
     node.limit_pods()
@@ -806,7 +762,6 @@ async def test_a_checkpoint_alone_names_all_that_pods_hold(node: Node, version: 
 
 
 async def test_what_is_known_to_be_free_is_asked_about_once(node: Node) -> None:
-    node.simulate(gpus(0, 1))
     await node.served(2)
     (held,) = (await node.admit("first")).devices[GPU]
     await node.pass_time(10)
@@ -830,7 +785,6 @@ async def test_a_kubelet_that_offers_another_numa_node_s_gpus_says_nothing_of_th
 
 
 async def test_while_the_kubelet_does_not_answer_nothing_is_given_twice(node: Node) -> None:
-    node.simulate(gpus(0, 1, 2))
     await node.served(3)
     (held,) = (await node.admit("first")).devices[GPU]
     await node.pass_time(10)
@@ -847,7 +801,6 @@ async def test_while_the_kubelet_does_not_answer_nothing_is_given_twice(node: No
 @pytest.mark.parametrize("memory", ["kept", "lost"])
 @pytest.mark.parametrize("version", ["1.20", "1.34"])
 async def test_a_gpu_under_a_new_name_stays_with_its_pod_of_the_old_one(node: Node, version: str, memory: str) -> None:
-    node.simulate(gpus(0, 1, 2))
     one = await node.served(3, version=version)
     await node.admit("pod-a", count=2)
     await one.order("cordon", id="GPU-2", reason="smells")
@@ -911,7 +864,6 @@ async def test_gpus_are_shared_and_unshared_under_running_pods(node: Node, resta
 
 
 async def test_a_cordon_stays_with_the_gpu_however_often_it_is_offered(node: Node) -> None:
-    node.simulate(gpus(0, 1))
     one = await node.served(2, "--config-file", share(node, 0))
     await one.order("cordon", id="GPU-1", reason="smells")
     await node.allocatable_is(1)
@@ -924,7 +876,6 @@ async def test_a_cordon_stays_with_the_gpu_however_often_it_is_offered(node: Nod
 
 
 async def test_a_partition_and_its_gpu_are_not_given_to_two_pods(node: Node) -> None:
-    node.simulate(gpus(0, 1))
     await node.served(2, "--mig-strategy", "mixed")
     await node.admit("whole")
     await node.pass_time(3)

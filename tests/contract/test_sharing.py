@@ -102,20 +102,16 @@ async def test_some_gpus_are_shared_and_others_not(node: Node) -> None:
 
 
 async def test_partitions_are_shared_by_their_place(node: Node, nvidia: Nvidia) -> None:
-    nvidia.world.mig(0, "3g.40gb", "3g.40gb")
-    nvidia.show()
+    nvidia.mig(0, "3g.40gb", "3g.40gb")
     big = "nvidia.com/mig-3g.40gb"
     some = {"name": "mig-3g.40gb", "replicas": 4, "rename": "nvidia.com/four", "devices": ["0:1"]}
     configuration: dict[str, Any] = sliced(some, honour=True) | {"flags": {"migStrategy": "mixed"}}
-    await node.start_kubelet()
-    nvidia.gateway(*configure(node, configuration))
-    await node.allocatable_is(4, "nvidia.com/four")
+    await nvidia.served(4, *configure(node, configuration), resource="nvidia.com/four")
     await node.allocatable_is(1, big)
 
 
 async def test_two_resources_of_one_name_are_not_mixed(node: Node, nvidia: Nvidia) -> None:
-    nvidia.world.mig(0, "3g.40gb", "3g.40gb")
-    nvidia.show()
+    nvidia.mig(0, "3g.40gb", "3g.40gb")
     big = "nvidia.com/mig-3g.40gb"
     some = {"name": "gpu", "replicas": 4, "rename": big}
     configuration: dict[str, Any] = sliced(some, honour=True) | {"flags": {"migStrategy": "mixed"}}
@@ -167,8 +163,7 @@ async def test_a_gpu_that_a_setting_names_is_left_out(node: Node, nvidia: Nvidia
 
 async def test_excluding_a_gpu_leaves_out_its_partitions_and_waits_for_their_pods(node: Node, nvidia: Nvidia) -> None:
     for index in range(2):
-        nvidia.world.mig(index, "3g.40gb", "3g.40gb")
-    nvidia.show()
+        nvidia.mig(index, "3g.40gb", "3g.40gb")
     big = "nvidia.com/mig-3g.40gb"
     configuration: dict[str, Any] = {"flags": {"migStrategy": "mixed"}}
     await node.start_kubelet()
@@ -188,16 +183,13 @@ async def test_excluding_a_gpu_leaves_out_its_partitions_and_waits_for_their_pod
 
 async def test_resources_are_named_by_product_if_that_is_wanted(node: Node, nvidia: Nvidia) -> None:
     nvidia.world.gpus[3].name = "NVIDIA L4"
-    nvidia.world.mig(0, "3g.40gb", "3g.40gb")
-    nvidia.show()
+    nvidia.mig(0, "3g.40gb", "3g.40gb")
     names = {
         "gpus": [{"pattern": "*H100*", "name": "nvidia.com/h100"}],
         "mig": [{"pattern": "3g.*", "name": "big"}],
     }
     configuration = {"resources": names, "gateway": {"honourResourceNames": True}, "flags": {"migStrategy": "mixed"}}
-    await node.start_kubelet()
-    one = nvidia.gateway(*configure(node, configuration))
-    await node.allocatable_is(2, "nvidia.com/h100")
+    one = await nvidia.served(2, *configure(node, configuration), resource="nvidia.com/h100")
     await node.allocatable_is(2, "nvidia.com/big")
     (left_out,) = (await one.status())["unusable"]
     assert left_out["id"] == nvidia.uuids[3]
@@ -221,9 +213,7 @@ async def test_gpus_near_to_each_other_are_preferred(
             gpu = nvidia.world.gpus[a]
             gpu.links |= {len(gpu.links) + n: nvml.NVLink(nvidia.world.gpus[b].pci) for n in range(lanes)}
     nvidia.show()
-    await node.start_kubelet()
-    nvidia.gateway()
-    await node.allocatable_is(4)
+    await nvidia.served()
     async with node.plugin() as plugin:
         preferred = await plugin.prefer(nvidia.uuids, count, [nvidia.uuids[one] for one in must])
         assert preferred == {nvidia.uuids[one] for one in chosen}
@@ -246,9 +236,7 @@ async def test_gpus_on_one_switch_are_nearer_than_those_over_pcie(node: Node, nv
     for gpu in nvidia.world.gpus:
         gpu.numa_node = 0
     nvidia.show()
-    await node.start_kubelet()
-    nvidia.gateway()
-    await node.allocatable_is(4)
+    await nvidia.served()
     given = await node.admit("pod", count=2)
     assert set(given.devices[GPU]) == set(nvidia.uuids[2:])
 
@@ -282,8 +270,7 @@ async def test_more_nvlinks_are_nearer(node: Node) -> None:
 
 async def test_an_instance_held_under_its_old_name_leaves_its_gpu_s_others_free(node: Node, nvidia: Nvidia) -> None:
     for index in range(4):
-        nvidia.world.mig(index, "3g.40gb", "3g.40gb")
-    nvidia.show()
+        nvidia.mig(index, "3g.40gb", "3g.40gb")
     big = "nvidia.com/mig-3g.40gb"
     await node.start_kubelet()
     nvidia.gateway(*configure(node, {"flags": {"migStrategy": "mixed"}}))
@@ -297,11 +284,8 @@ async def test_an_instance_held_under_its_old_name_leaves_its_gpu_s_others_free(
 
 async def test_partitions_of_one_gpu_are_preferred_and_those_of_one_that_is_used(node: Node, nvidia: Nvidia) -> None:
     for index in range(4):
-        nvidia.world.mig(index, *(["1g.10gb"] * (3 if index == 2 else 2)))
-    nvidia.show()
-    await node.start_kubelet()
-    nvidia.gateway("--mig-strategy", "single")
-    await node.allocatable_is(9)
+        nvidia.mig(index, *(["1g.10gb"] * (3 if index == 2 else 2)))
+    await nvidia.served(9, "--mig-strategy", "single")
     of = [[one.uuid for one in gpu.instances] for gpu in nvidia.world.gpus]
     async with node.plugin() as plugin:
         assert await plugin.prefer([*of[0], *of[1]], 2, [of[1][1]]) == {*of[1]}

@@ -237,9 +237,7 @@ async def test_a_source_that_gives_up_ends_the_gateway_only_where_no_other_has_a
 
 async def test_a_source_that_needs_another_process_gets_one(node: Node, nvidia: Nvidia) -> None:
     device(nvidia, "fuse")
-    await node.start_kubelet()
-    one = nvidia.gateway(*configure(node, {"resource": FUSE, "paths": ["/dev/fuse"]}))
-    await node.allocatable_is(4)
+    one = await nvidia.served(4, *configure(node, {"resource": FUSE, "paths": ["/dev/fuse"]}))
     await node.allocatable_is(1, FUSE)
     for call in ("nvmlInit", "nvmlDeviceGetCount"):
         nvidia.fails(call, 18)
@@ -250,9 +248,7 @@ async def test_a_source_that_needs_another_process_gets_one(node: Node, nvidia: 
 async def test_a_source_that_hangs_from_the_start_keeps_no_other_from_being_offered(node: Node, nvidia: Nvidia) -> None:
     device(nvidia, "fuse")
     nvidia.fails("nvmlInit", 0, hangs=3600)
-    await node.start_kubelet()
-    nvidia.gateway(*configure(node, {"resource": FUSE, "paths": ["/dev/fuse"]}))
-    await node.allocatable_is(1, FUSE)
+    await nvidia.served(1, *configure(node, {"resource": FUSE, "paths": ["/dev/fuse"]}), resource=FUSE)
     nvidia.works("nvmlInit")
     await node.allocatable_is(4)
 
@@ -338,8 +334,6 @@ async def test_a_gpu_is_known_by_its_pci_class_and_nothing_else_counts(node: Nod
     await node.allocatable_is(4)
 
 
-async def test_nvml_is_taken_from_the_drivers_root(node: Node, nvidia: Nvidia) -> None:
+async def test_nvml_is_taken_from_the_drivers_root(nvidia: Nvidia) -> None:
     (nvidia.driver / "usr/lib64").rename(nvidia.driver / "lib64")
-    await node.start_kubelet()
-    nvidia.gateway()
-    await node.allocatable_is(4)
+    await nvidia.served()

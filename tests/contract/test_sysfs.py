@@ -35,14 +35,6 @@ def known_by_a_link(tree: Sysfs) -> None:
     properties.symlink_to(tree.root / "elsewhere")
 
 
-async def ready(node: Node, host: Amd, count: int, *options: str, resource: str = GPU) -> Gateway:
-    """Start a kubelet and a gateway, and wait for the GPUs."""
-    await node.start_kubelet()
-    one = host.gateway(*options)
-    await node.allocatable_is(count, resource)
-    return one
-
-
 # What is told.
 
 
@@ -98,7 +90,7 @@ async def test_what_sysfs_tells_of_a_gpu_and_of_a_partition_is_told(node: Node) 
     properties = (odd / "properties").read_text().replace("simd_count 405", "simd_count 8")
     (odd / "properties").write_text(properties.replace("simd_per_cu 4", "simd_per_cu 0"))
     (odd / "mem_banks/0/properties").unlink()
-    one = await ready(node, host, 3, MIXED, resource="amd.com/cpx_nps4")
+    one = await host.served(3, MIXED, resource="amd.com/cpx_nps4")
     known = await facts(one)
     assert known[FIRST] == {
         "product": "AMD[2J MI300X" + "x" * 51,
@@ -138,7 +130,7 @@ NEAR, NEXT, FAR = Board(FIRST), Board(SECOND), Board(THIRD, 1)
 )
 async def test_how_two_gpus_reach_each_other_is_told(node: Node, one: Board, other: Board, link: str) -> None:
     host = Amd(node, lambda root: Sysfs(root, [one, other]).write())
-    gateway = await ready(node, host, 2)
+    gateway = await host.served(2)
     assert (await facts(gateway))[one.pci]["links"] == {"1": link}
 
 
@@ -227,7 +219,7 @@ async def test_a_gpu_with_something_wrong_in_its_files_is_the_only_one(node: Nod
     host = Amd(node, lambda root: Sysfs(root, boards).write())
     change, words = EDITS[edit]
     change(host.tree)
-    one = await ready(node, host, 2)
+    one = await host.served(2)
     (wrong,) = (await reasons(one)).items()
     assert wrong[0] == FIRST
     assert words in wrong[1]
@@ -255,7 +247,7 @@ async def test_a_gpu_that_lacks_the_others_mode_is_not_offered_under_another_nam
     boards = [Board(pci, 0, SPX) for pci in (FIRST, SECOND, THIRD)]
     host = Amd(node, lambda root: Sysfs(root, boards).write())
     (host.tree.pci(boards[1]) / file).unlink()
-    one = await ready(node, host, 2, MIXED, resource="amd.com/spx_nps1")
+    one = await host.served(2, MIXED, resource="amd.com/spx_nps1")
     await node.pass_time(10)
     assert set(await offered(one)) == {FIRST, THIRD}
     assert list(await reasons(one)) == [SECOND]
@@ -268,13 +260,13 @@ async def test_a_gpu_that_lacks_the_others_mode_is_not_offered_under_another_nam
 async def test_a_gpu_of_a_product_without_modes_is_well_beside_others_that_have_some(node: Node) -> None:
     boards = [Board(FIRST, 0, SPX, product="MI300X"), Board(SECOND, 0, product="W7900")]
     host = Amd(node, lambda root: Sysfs(root, boards).write())
-    one = await ready(node, host, 2)
+    one = await host.served(2)
     assert await offered(one) == {FIRST: GPU, SECOND: GPU}
 
 
 async def test_a_gpu_in_trouble_decides_no_name_of_those_that_were_partitioned_meanwhile(node: Node) -> None:
     host = Amd(node, lambda root: parted(root, ("DPX", "NPS1"), ("DPX", "NPS1")))
-    await ready(node, host, 4)
+    await host.served(4)
     host.tree.boards = [host.tree.boards[0], Board(SECOND, 0, SPX)]
     host.tree.write()
     _mode(host.tree).write_text("?" * 99)
@@ -284,7 +276,7 @@ async def test_a_gpu_in_trouble_decides_no_name_of_those_that_were_partitioned_m
 
 async def test_a_partition_of_before_the_restart_stays_while_a_gpu_is_in_trouble(node: Node) -> None:
     host = Amd(node, lambda root: parted(root, ("DPX", "NPS1"), ("DPX", "NPS1")))
-    one = await ready(node, host, 4)
+    one = await host.served(4)
     one.kill()
     host.tree.boards = [Board(FIRST, 0, SPX), Board(SECOND, 0, SPX)]
     host.tree.write()
@@ -308,7 +300,7 @@ async def test_a_gpu_without_amds_driver_is_told_unless_it_is_for_virtual_machin
     link.unlink()
     if driver:
         link.symlink_to(host.sys / "bus/pci/drivers" / driver)
-    one = await ready(node, host, 2)
+    one = await host.served(2)
     assert [gpu["id"] for gpu in (await one.status())["unusable"]] == ([] if driver else [FIRST])
 
 
@@ -320,7 +312,7 @@ async def test_a_topology_that_is_another_one_is_read_again(node: Node, how: str
         known_by_a_link(host.tree)
     elif how == "without a generation":
         (kfd / "generation_id").unlink()
-    one = await ready(node, host, 2 if how == "mended" else 3)
+    one = await host.served(2 if how == "mended" else 3)
     assert ("KFD's topology can't be read" in str((await one.status())["hindrances"])) is (how == "mended")
     if how == "mended":
         (kfd / f"nodes/{CPUS}/properties").unlink()
@@ -342,7 +334,7 @@ async def test_a_topology_that_is_another_one_is_read_again(node: Node, how: str
 async def test_what_only_describes_a_gpu_is_no_trouble(node: Node, file: str, content: bytes) -> None:
     host = Amd(node, three)
     (host.tree.pci(host.tree.boards[0]) / file).write_bytes(content)
-    one = await ready(node, host, 3)
+    one = await host.served(3)
     assert not await reasons(one)
 
 
@@ -433,7 +425,7 @@ async def test_no_file_of_a_gpu_takes_another_one_away(node: Node, file: str) ->
     """``pytest -s`` shows the table; with WHOLE_TABLE in the environment, as at night, for the first GPU of eight, the last, two and all."""
     boards = [Board(f"0000:{5 + 17 * index:02x}:00.0", 0, ("DPX", "NPS2"), 2, product="MI300X") for index in range(8)]
     host = Amd(node, lambda root: Sysfs(root, boards).write())
-    one = await ready(node, host, 16, MIXED, resource="amd.com/dpx_nps2")
+    one = await host.served(16, MIXED, resource="amd.com/dpx_nps2")
     well, cells = await offered(one), dict[str, list[str]]()
     for fault in FAULTS:
         for hit in WHICH.values():
@@ -483,7 +475,7 @@ async def _all(one: Gateway, well: dict[str, str]) -> bool:
 )
 async def test_a_file_of_the_whole_node_that_goes_leaves_every_gpu_listed_with_a_reason(node: Node, file: str) -> None:
     host = Amd(node, lambda root: parted(root, CPX, CPX))
-    one = await ready(node, host, 4)
+    one = await host.served(4)
     well = await offered(one)
     for fault in (_absent, _empty, _nonsense):
         fault(host.sys / file)
@@ -518,7 +510,7 @@ async def test_a_driver_that_hangs_makes_its_gpus_unhealthy_until_it_answers_and
     host = Amd(node, three)
     with pytest.MonkeyPatch.context() as patch:
         hanging = Hanging(host.sys, patch)
-        one = await ready(node, host, 3)
+        one = await host.served(3)
         given = await node.admit("pod", GPU)
         hanging.free.clear()
         await node.allocatable_is(0, GPU, seconds=120)
@@ -609,7 +601,7 @@ async def test_only_the_word_unhealthy_counts_and_it_is_asked_for_every_half_min
     health = {FIRST: "unknown", SECOND: "UNHEALTHY", THIRD: ""}
     exporter = Exporter(host, lambda: _said(health))
     await exporter.server.start()
-    one = await ready(node, host, 2)
+    one = await host.served(2)
     assert await reasons(one) == {SECOND: "AMD's metrics exporter calls it unhealthy"}
     shutil.rmtree(host.tree.pci(host.tree.boards[1]) / "drm")
     await node.pass_time(120)
@@ -621,7 +613,7 @@ async def test_what_the_exporter_says_of_a_partition_is_so_of_its_gpu(node: Node
     host = Amd(node, lambda root: parted(root, ("CPX", "NPS4"), ("CPX", "NPS4")))
     exporter = Exporter(host, lambda: _said({"amdgpu_xcp_0": "unhealthy"}))
     await exporter.server.start()
-    one = await ready(node, host, 2)
+    one = await host.served(2)
     assert set(await reasons(one)) == {FIRST, "amdgpu_xcp_0"}
 
 
@@ -644,7 +636,7 @@ async def test_an_exporter_that_answers_badly_has_said_nothing_new_and_that_is_t
 
     exporter = Exporter(host, last)
     await exporter.server.start()
-    one = await ready(node, host, 2)
+    one = await host.served(2)
     says.append(words)
     await node.pass_time(120)
     assert node.allocatable(GPU) == 2

@@ -140,7 +140,6 @@ async def test_a_kubelet_whose_streams_were_cut_has_a_moment_before_the_next_reg
 
 
 async def test_a_late_call_at_a_gateway_that_made_room_is_answered_by_the_one_that_leads(node: Node) -> None:
-    node.simulate(gpus(0, 1))
     await node.served(2, version="1.37")
     (before,) = node.sockets.glob("gateway/*/*.sock")
     newer = await node.registered()
@@ -225,7 +224,6 @@ async def test_orders_to_two_gateways_at_once_all_count(node: Node) -> None:
 
 @pytest.mark.parametrize("lock", ["state/leader.lock", "gateway/leader.lock"])
 async def test_a_gateway_whose_lock_goes_while_it_writes_replaces_no_file(node: Node, lock: str) -> None:
-    node.simulate(gpus(0, 1))
     one = await node.served(2)
     path = (node.state if lock.startswith("state") else node.sockets / "gateway") / "leader.lock"
     others: list[int] = []
@@ -249,7 +247,6 @@ async def test_a_gateway_whose_lock_goes_while_it_writes_replaces_no_file(node: 
 
 
 async def test_what_only_the_newer_one_sees_is_on_disk_before_it_takes_over(node: Node) -> None:
-    node.simulate(gpus(0, 1))
     await node.served(2)
     await node.pass_time(5)
     profile = node.folder / "more.json"
@@ -263,7 +260,6 @@ async def test_what_only_the_newer_one_sees_is_on_disk_before_it_takes_over(node
 
 
 async def test_what_only_the_newer_gateway_served_is_not_forgotten_with_it(node: Node) -> None:
-    node.simulate(gpus(0, 1))
     older = await node.served(2)
     profile = node.folder / "more.json"
     profile.write_text(json.dumps({"resources": gpus(0, 1) | gpus(5, 6, name=OTHER)}))
@@ -297,7 +293,6 @@ async def test_a_newer_gateway_that_is_refused_leaves_all_to_the_older(
 
 async def test_a_newer_gateway_whose_list_no_kubelet_takes_leaves_it_all_to_the_older_one(node: Node) -> None:
     patches.setattr("gateway.registration.devicelist.MAX_LIST_BYTES", 1 << 12)
-    node.simulate(gpus(0, 1))
     await node.served(2)
     sliced = {"sharing": {"timeSlicing": {"resources": [{"name": GPU, "replicas": 640}]}}}
     (node.folder / "config.yaml").write_text(json.dumps(sliced))
@@ -309,7 +304,6 @@ async def test_a_newer_gateway_whose_list_no_kubelet_takes_leaves_it_all_to_the_
 
 
 async def test_an_update_that_no_version_of_the_kubelet_fits_is_not_ready_and_takes_nothing_over(node: Node) -> None:
-    node.simulate(gpus(0, 1))
     await node.served(2)
     newer = node.gateway("--api", "v1alpha2")
     for number in range(2):
@@ -329,7 +323,6 @@ async def test_an_older_gateway_that_this_kubelet_refuses_is_ready_beside_the_on
 
 
 async def test_a_newer_gateway_that_sees_no_gpu_takes_none_over(node: Node) -> None:
-    node.simulate(gpus(0, 1, 2))
     older = await node.served(3)
     profile = node.folder / "none.json"
     profile.write_text(json.dumps({"resources": gpus()}))
@@ -356,7 +349,6 @@ async def test_a_newer_gateway_that_sees_no_gpu_takes_none_over(node: Node) -> N
 
 async def test_a_newer_gateway_with_a_silent_driver_takes_no_gpu_until_it_sees_them_or_is_alone(node: Node) -> None:
     profile = node.folder / "silent.json"
-    node.simulate(gpus(0, 1, 2))
     older = await node.served(3)
     for sees in (True, False):
         profile.write_text("nonsense")
@@ -475,7 +467,6 @@ async def test_gateways_that_share_no_state_directory_give_no_gpu_twice(node: No
     ],
 )
 async def test_two_gateways_with_two_names_for_a_gpu_give_none_twice(node: Node, version: str, directory: str) -> None:
-    node.simulate(gpus(0, 1, 2))
     older = await node.served(3, version=version)
     await node.admit("first")
     await node.pass_time(5)

@@ -35,9 +35,7 @@ async def goes_on(node: Node, one: Gateway) -> None:
 async def test_a_node_that_served_nothing_stops_no_update(
     node: Node, nvidia: Nvidia, function: str, code: int, *, beside: bool
 ) -> None:
-    await node.start_kubelet()
-    older = nvidia.gateway()
-    await node.allocatable_is(4)
+    older = await nvidia.served()
     for number in range(4):
         nvidia.event(number, 79)
     await node.allocatable_is(0)
@@ -57,9 +55,7 @@ async def test_what_served_before_a_reboot_is_not_waited_for(node: Node) -> None
 
 @BESIDE
 async def test_what_a_setting_withdrew_is_not_waited_for(node: Node, nvidia: Nvidia, *, beside: bool) -> None:
-    await node.start_kubelet()
-    older = nvidia.gateway()
-    await node.allocatable_is(4)
+    older = await nvidia.served()
     if not beside:
         await older.terminate()
     file = node.folder / "shared.yaml"
@@ -69,6 +65,5 @@ async def test_what_a_setting_withdrew_is_not_waited_for(node: Node, nvidia: Nvi
 
 
 async def test_what_an_operator_left_out_is_not_waited_for(node: Node) -> None:
-    node.simulate(gpus(0, 1))
     await node.served(2)
     await goes_on(node, node.gateway("--exclude-devices", "0,1"))
