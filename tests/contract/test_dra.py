@@ -141,10 +141,10 @@ async def test_a_claim_that_is_gone_is_forgotten_at_the_second_look_of_a_kubelet
     await late_is_refused()
     node.kill_kubelet()
     cluster.forget(held)
-    await node.pass_time(2000)
+    await node.pass_time(1000)
     await cluster.start_kubelet()
     await late_is_refused()
-    await node.pass_time(1000)
+    await node.pass_time(700)
     node.claims.clear()
     await cluster.prepare(cluster.allocate("late", "gpu-0"))
 
