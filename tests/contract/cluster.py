@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import grpc
+import pytest
 import trustme
 
 from adapters import pluginregistration
@@ -296,6 +297,11 @@ class Cluster:
         """Start a gateway that reaches the API server."""
         return self.node.gateway("--kubeconfig", str(self.kubeconfig), "--node-name", NAME, *options, **more)
 
+    def restart_gateway(self, *options: str) -> Gateway:
+        """Kill the newest gateway, and start another one."""
+        self.node.gateways[-1].kill()
+        return self.gateway(*options)
+
     async def start_kubelet(self, version: str = "1.34") -> DraManager:
         """Start a kubelet that takes claims, and tells the API server what is allocatable."""
         self.server.change(AT, lambda node: node["status"].update(nodeInfo={"kubeletVersion": f"v{version}.1"}))
@@ -486,6 +492,12 @@ class Cluster:
         self.node.claims[claim.uid], self.node.shares[claim.uid] = got.gpus, claim.shares
         self.node.check()
         return got
+
+    async def refused(self, claim: Claim, reason: str = "") -> str:
+        """See that a claim is refused, for a reason that matches; return the reason."""
+        with pytest.raises(KubeletError, match=reason or None) as error:
+            await self.prepare(claim)
+        return str(error.value)
 
     async def prepared(self, claim: Claim, seconds: float = 300) -> Got:
         """Start a pod with a claim, and again as the kubelet does while that is refused."""

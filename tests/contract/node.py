@@ -17,6 +17,7 @@ from typing import Any, Final, Self, TypeVar
 from urllib.parse import quote
 
 import grpc.aio
+import pytest
 
 from adapters.registry import by_name
 from devices.model import ContainerAnswer, Device, Options, PreferredRequest
@@ -217,6 +218,11 @@ class Plugin:
         """Call Allocate for one container."""
         return (await self._client.allocate(ids))[0]
 
+    async def refused(self, *ids: str, words: str = "") -> None:
+        """See that Allocate is refused for one container, with words that match."""
+        with pytest.raises(Refused, match=words or None):
+            await self._client.allocate(ids)
+
     async def prefer(self, available: Sequence[str], count: int, must: Sequence[str] = ()) -> frozenset[str]:
         """Call GetPreferredAllocation."""
         return await self._client.prefer(PreferredRequest(tuple(available), tuple(must), count))
@@ -414,6 +420,12 @@ class Node:
     async def allocatable_is(self, count: int, resource: str = GPU, seconds: float = PATIENCE_S) -> None:
         """Wait until so many are allocatable."""
         await self.until(lambda: self.allocatable(resource) == count, f"{count} allocatable {resource}", seconds)
+
+    async def allocatable_after(self, seconds: float, count: int, resource: str = GPU) -> None:
+        """Let so much simulated time pass, and see that so many are allocatable then."""
+        await self.pass_time(seconds)
+        there = self.allocatable(resource)
+        assert there == count, f"{there} allocatable {resource} instead of {count}.\n{self.tale()}"
 
     async def admit(self, pod: str, resource: str = GPU, count: int = 1, container: str = "main") -> Admission:
         """Admit a pod with one container.

@@ -122,8 +122,7 @@ async def test_only_a_pod_that_has_the_gpu_without_a_device_node_is_refused(node
     await nvidia.served(4, "--pass-device-specs")
     assert (await answer(node, nvidia, 2)).device_nodes
     async with node.plugin() as plugin:
-        with pytest.raises(Refused, match="/dev/nvidia1 is missing on this node"):
-            await plugin.allocate(nvidia.uuids[1])
+        await plugin.refused(nvidia.uuids[1], words="/dev/nvidia1 is missing on this node")
 
 
 async def test_each_annotation_has_a_key_of_its_own(node: Node, nvidia: Nvidia) -> None:
@@ -155,8 +154,7 @@ async def test_a_gpu_is_named_in_cdi_only_to_a_kubelet_that_takes_it(
     await nvidia.served(4, "--device-list-strategy", strategies, "--cdi-fallback", fallback, version=version)
     if carried is None:
         async with node.plugin() as plugin:
-            with pytest.raises(Refused):
-                await plugin.allocate(nvidia.uuids[1])
+            await plugin.refused(nvidia.uuids[1])
         return
     given = await answer(node, nvidia, 1)
     name = CDI + nvidia.uuids[1]

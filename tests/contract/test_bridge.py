@@ -113,8 +113,7 @@ async def test_a_restart_of_the_gateway_gives_a_plugin_that_is_away_no_more_time
     await one.terminate()
     bridging(node)
     await node.allocatable_is(2, NIC)
-    await node.pass_time(30)
-    assert node.allocatable(NIC) == 0
+    await node.allocatable_after(30, 0, NIC)
 
 
 async def test_an_empty_list_at_the_end_takes_nothing_away_and_one_that_is_meant_does(node: Node) -> None:
@@ -535,8 +534,7 @@ async def test_a_newer_gateway_has_the_plugin_before_and_after_the_older_one_end
     await plugin.start()
     await node.admit("third", NIC)
     assert await one.terminate() == 0
-    await node.pass_time(10)
-    assert node.allocatable(NIC) == 2
+    await node.allocatable_after(10, 2, NIC)
     assert plugin.played.listening == 1
     await plugin.change(Device("a"), Device("b"), Device("c"))
     await node.allocatable_is(3, NIC)

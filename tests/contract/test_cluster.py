@@ -96,8 +96,7 @@ async def test_a_restart_of_kubelet_or_gateway_takes_no_readiness_away(node: Nod
     written = len(cluster.server.asked("PATCH"))
     await cluster.start_kubelet()
     await node.pass_time(30)
-    node.gateways[-1].kill()
-    cluster.gateway("--node-condition")
+    cluster.restart_gateway("--node-condition")
     await node.pass_time(30)
     assert condition(cluster) == "True Ready"
     assert len(cluster.server.asked("PATCH")) == written
@@ -357,8 +356,7 @@ async def test_the_nodes_label_chooses_the_configuration(node: Node, cluster: Cl
     choose(cluster, "three")
     await node.allocatable_is(10)
     choose(cluster, "fourth")  # There is no such file yet.
-    await node.pass_time(60)
-    assert node.allocatable() == 10
+    await node.allocatable_after(60, 10)
     choices(node, "fourth")
     await node.allocatable_is(12)
 
@@ -372,8 +370,7 @@ async def test_without_the_api_server_the_label_of_before_counts(node: Node, clu
     await one.terminate()
     two = cluster.gateway(*options, "--default-config", "two")
     await node.until(lambda: two.said("registered"), "its registration")
-    await node.pass_time(60)
-    assert node.allocatable() == 10
+    await node.allocatable_after(60, 10)
     await two.terminate()
     choose(cluster, None)
     await cluster.server.start()
@@ -587,16 +584,14 @@ async def test_a_watch_on_which_nothing_comes_any_more_is_left(node: Node) -> No
     async with followed_by(node) as cluster:
         cluster.mute()
         choose(cluster, "xxx")
-        await node.pass_time(60)
-        assert node.allocatable() == 4
+        await node.allocatable_after(60, 4)
         await node.allocatable_is(6, seconds=330)
 
 
 async def test_a_node_that_is_deleted_and_made_again_is_followed(node: Node) -> None:
     async with followed_by(node) as cluster:
         cluster.server.remove(AT)
-        await node.pass_time(30)
-        assert node.allocatable() == 4
+        await node.allocatable_after(30, 4)
         cluster.server.put(AT, metadata={"uid": "another", "labels": {LABEL: "xxx"}}, status={})
         await node.allocatable_is(6)
 

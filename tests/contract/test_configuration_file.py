@@ -120,8 +120,7 @@ async def test_a_wrong_edit_changes_nothing_and_is_told(node: Node) -> None:
     one, path = await ready(node, sharing(2), 4)
     for text in WRONG:
         renamed(path, text)
-        await node.pass_time(5)
-        assert node.allocatable() == 4, text
+        await node.allocatable_after(5, 4, text)
         assert str(path) in (await one.status())["configuration"]["error"], text
         assert (await one.metrics())["device_plugin_gateway_config_last_reload_successful"] == 0, text
     assert await one.is_ready()
@@ -156,8 +155,7 @@ async def test_what_is_no_configuration_is_refused_in_words(node: Node) -> None:
 async def test_a_file_that_is_emptied_for_a_moment_changes_nothing(node: Node) -> None:
     _, path = await ready(node, sharing(2), 4)
     path.write_text("")
-    await node.pass_time(0.5)
-    assert node.allocatable() == 4
+    await node.allocatable_after(0.5, 4)
     path.write_text(sharing(3))
     await node.allocatable_is(6, seconds=3)
     path.write_text("")
@@ -182,8 +180,7 @@ async def test_a_file_of_something_else_is_not_quoted(node: Node) -> None:
     one, path = await ready(node, "version: v1", 2)
     for text in ("password: hunter2", "kind: Secret\nmetadata: {}\ndata: {it: hunter2}", "hunter2"):
         renamed(path, text)
-        await node.pass_time(5)
-        assert node.allocatable() == 2
+        await node.allocatable_after(5, 2)
         assert "hunter2" not in str(one.process.log)
 
 
@@ -191,8 +188,7 @@ async def test_a_wrong_profile_keeps_the_gpus_of_before(node: Node) -> None:
     node.simulate({GPU: {"gpus": 3}})
     one = await node.served(3)
     node.profile.write_text("resources: {nvidia.com/gpu: {gpus: many}}")
-    await node.pass_time(10)
-    assert node.allocatable() == 3
+    await node.allocatable_after(10, 3)
     hindrances = str((await one.status())["hindrances"])
     assert "profile rejected, until it is corrected the one before stays in force" in hindrances
     node.simulate({GPU: {"gpus": 2}})

@@ -29,7 +29,7 @@ from tests.contract.claiming import (
     words,
 )
 from tests.contract.cluster import AT, GROUP, NVIDIA, Cluster
-from tests.contract.node import GPU, PREFIX, Node, OrderError, Refused
+from tests.contract.node import GPU, PREFIX, Node, OrderError
 from tests.fakes.apiserver import Answer, Request
 
 
@@ -210,8 +210,7 @@ async def test_a_shared_gpu_moves_when_its_last_replica_is_free_and_claims_get_i
         await cross(cluster, "plugin")
         await node.kubelet.ask(cluster.dra.unprepare(claims[0]))
         cluster.forget(claims[0])
-        await node.pass_time(30)
-        assert node.allocatable() == 0
+        await node.allocatable_after(30, 0)
         await node.kubelet.ask(cluster.dra.unprepare(claims[1]))
         cluster.forget(claims[1])
         await node.allocatable_is(2)
@@ -281,8 +280,7 @@ async def test_an_older_state_file_that_is_put_back_gives_no_gpu_twice(node: Nod
     await cluster.prepare(claim)
     file.write_bytes(older)  # Under a gateway it changes nothing.
     await cross(cluster, "dra", B)
-    node.gateways[-1].kill()
-    cluster.gateway("--dra", "on")
+    cluster.restart_gateway("--dra", "on")
     await cluster.connected()
     await sides(cluster, "to-plugin", "to-dra")
 
@@ -294,15 +292,13 @@ async def test_a_late_allocate_is_refused_on_the_way_to_dra_and_there(node: Node
         node.kubelet.process.stop()
         await cross(cluster, "dra")
         await node.pass_time(2)
-        with pytest.raises(Refused, match="it goes to DRA as soon as nobody holds it"):
-            await late.allocate(A)
+        await late.refused(A, words="it goes to DRA as soon as nobody holds it")
         await node.pass_time(20)
         await sides(cluster, "to-dra", "to-dra")  # Nobody knows yet what the kubelet does.
         assert not cluster.published()
         node.kubelet.process.go_on()
         await cluster.published_is(gpu_0=[], gpu_1=[])
-        with pytest.raises(Refused, match="offered by DRA"):
-            await late.allocate(A)
+        await late.refused(A, words="offered by DRA")
 
 
 async def test_on_the_way_to_dra_containers_get_what_their_init_container_has(node: Node, cluster: Cluster) -> None:
@@ -472,8 +468,7 @@ async def test_a_disk_that_takes_nothing_stops_an_order(node: Node, cluster: Clu
     await sides(cluster, "plugin", "plugin")
     node.disk.fails = 0
     await order(node, "cordon", id=A, reason="to have something to write")
-    node.gateways[-1].kill()
-    cluster.gateway("--dra", "on")
+    cluster.restart_gateway("--dra", "on")
     await node.pass_time(20)
     await sides(cluster, "plugin", "plugin")
 
@@ -539,8 +534,7 @@ async def test_what_is_ordered_while_no_kubelet_is_there_is_withheld_from_none(n
     await cluster.start_kubelet("1.37")
     await node.allocatable_is(2, seconds=10)
     await node.restart_container("pod")
-    await node.pass_time(20)
-    assert node.allocatable() == 0
+    await node.allocatable_after(20, 0)
     node.remove("pod")
     await cluster.published_is(gpu_0=[], gpu_1=[])
 
@@ -550,8 +544,7 @@ async def test_a_restart_forgets_no_order_and_no_holder(node: Node, cluster: Clu
     await cross(cluster, "dra", A)
     await sides(cluster, "to-dra", "plugin")
     for _ in range(2):
-        node.gateways[-1].kill()
-        cluster.gateway("--dra", "on")
+        cluster.restart_gateway("--dra", "on")
         await node.pass_time(60)  # By the kubelet's records alone.
         await sides(cluster, "to-dra", "plugin")
         assert not cluster.published()
@@ -566,8 +559,7 @@ async def test_what_a_slice_still_offers_does_not_come_back(node: Node, cluster:
     await all_to_dra(cluster)
     cluster.server.forbidden = "resourceslices"
     await cross(cluster, "plugin")
-    await node.pass_time(30)
-    assert node.allocatable() == 0
+    await node.allocatable_after(30, 0)
     await sides(cluster, "to-plugin", "to-plugin")
     claim = cluster.claim("claim", "gpu-0")  # The scheduler sees it free.
     cluster.server.forbidden = ""
@@ -584,8 +576,7 @@ async def test_what_a_slice_of_before_may_offer_waits_until_the_slices_are_known
     node.gateways[-1].kill()
     cluster.server.hidden = "resourceslices"
     cluster.gateway("--dra", "on")
-    await node.pass_time(30)
-    assert node.allocatable() == 0
+    await node.allocatable_after(30, 0)
     await words(cluster, A, "has not reported yet which ResourceSlices the node has")
     assert asked(cluster, CLAIMS) < 5, "the whole cluster's claims are not listed for that"
     cluster.server.hidden = cluster.server.forbidden = ""
@@ -760,6 +751,5 @@ async def test_only_an_api_server_without_claims_has_none(node: Node, answers: s
             cluster.server.hidden = CLAIMS
         await cluster.start_kubelet("1.37")
         cluster.gateway("--dra", "on")
-        await node.pass_time(60)
-        assert node.allocatable() == 0
+        await node.allocatable_after(60, 0)
         cluster.server.hidden = ""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.contract.hardware import Host
-from tests.contract.node import GPU, Gateway, Node, Refused, gpus
+from tests.contract.node import GPU, Gateway, Node, gpus
 
 OTHER, FILE = "example.com/accelerator", "example.com/file"
 SMALL, BIG = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb"
@@ -325,8 +325,7 @@ async def test_what_is_withheld_says_why_and_is_refused(node: Node) -> None:
     found = await reasons(one, OTHER)
     assert found == dict.fromkeys(["GPU-0::0", "GPU-0::1"], "still held as nvidia.com/gpu GPU-0 by default/pod/main")
     async with node.plugin(OTHER) as plugin:
-        with pytest.raises(Refused, match=r"withheld .*still held as nvidia.com/gpu GPU-0"):
-            await plugin.allocate("GPU-1::0", "GPU-0::0")
+        await plugin.refused("GPU-1::0", "GPU-0::0", words=r"withheld .*still held as nvidia.com/gpu GPU-0")
         assert await plugin.prefer(["GPU-0::0", "GPU-0::1", "GPU-1::0"], 1) == {"GPU-1::0"}
     # A cordon lies over it, and both are told.
     await one.order("cordon", id="GPU-0::0", reason="for repair")
@@ -380,8 +379,7 @@ async def test_while_nobody_can_say_who_has_a_gpu_it_has_no_new_name_for_ten_min
     await node.pass_time(5)
     node.simulate(gpus(0, 1, name=OTHER))
     await node.until(lambda: node.capacity(OTHER) == 2, "the new name")
-    await node.pass_time(570)
-    assert node.allocatable(OTHER) == 0
+    await node.allocatable_after(570, 0, OTHER)
     assert "its holder is unknown now" in (await reasons(one, OTHER))["GPU-0"]
     await node.allocatable_is(2, OTHER, 60)
 
@@ -399,8 +397,7 @@ async def test_what_nobody_wrote_down_is_held_while_the_records_cannot_be_read(n
         two = await again(node, one, WAYS[1], shared(2))
     await node.pass_time(100)
     assert await free(two) == ({GPU: ["GPU-1::0", "GPU-1::1"]} if seen else {})
-    await node.pass_time(600)
-    assert node.allocatable() == 4
+    await node.allocatable_after(600, 4)
 
 
 async def test_a_clock_that_is_set_back_keeps_no_gpu_held(node: Node) -> None:
@@ -597,8 +594,7 @@ async def test_an_instance_is_given_to_nobody_while_another_gateway_offers_its_g
     if restarts:
         await node.start_kubelet()
     for _ in range(20):
-        await node.pass_time(1)
-        assert node.allocatable(SMALL) == 0
+        await node.allocatable_after(1, 0, SMALL)
     assert node.allocatable() == 2
     host.kill()
     await node.allocatable_is(2, SMALL)

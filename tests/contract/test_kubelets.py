@@ -199,8 +199,7 @@ async def test_a_container_starts_when_its_device_is_made_ready(node: Node, vers
 async def test_what_must_be_made_ready_is_not_offered_to_a_kubelet_that_can_not_wait(node: Node, version: str) -> None:
     node.simulate({GPU: {"gpus": 1, "pre_start": True}, OTHER: {"gpus": 1}})
     one = await node.served(1, version=version, resource=OTHER)
-    await node.pass_time(60)
-    assert node.allocatable() == 0
+    await node.allocatable_after(60, 0)
     assert "run kubelet 1.10 or later" in (await resource_of(one))["trouble"]
     node.simulate({GPU: {"gpus": 1}, OTHER: {"gpus": 1}})
     await node.allocatable_is(1)
@@ -322,8 +321,7 @@ async def test_any_number_of_listeners_costs_the_kubelet_nothing(node: Node, age
     await node.admit("pod")
     for caller in callers:
         await caller.close()
-    await node.pass_time(5)
-    assert node.allocatable() == 2
+    await node.allocatable_after(5, 2)
 
 
 async def test_a_listener_with_a_deadline_is_no_kubelet(node: Node) -> None:
@@ -510,8 +508,7 @@ async def test_what_may_still_turn_up_after_a_start_is_kept_for_a_while(node: No
     await node.allocatable_is(3, seconds=10)
     with pytest.raises(Refused, match="PreStartContainer"):
         await node.restart_container("pod")
-    await node.pass_time(20)
-    assert node.allocatable() == 3
+    await node.allocatable_after(20, 3)
     await node.allocatable_is(2, seconds=20)
 
 

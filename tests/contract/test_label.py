@@ -92,8 +92,7 @@ async def test_an_edit_of_the_chosen_file_alone_counts_and_it_does_at_once(node:
     cluster.gateway(*options)
     await node.allocatable_is(6)
     write(node, three=shared(2))
-    await node.pass_time(60)
-    assert node.allocatable() == 6
+    await node.allocatable_after(60, 6)
     write(node, two=shared(4))
     await node.allocatable_is(8, seconds=3)
     choose(cluster, "three")
@@ -118,8 +117,7 @@ async def test_a_label_whose_file_is_wrong_or_missing_changes_nothing_and_is_tol
     await one.terminate()
     two = cluster.gateway(*options)  # The label of before counts over a restart, too.
     await node.until(lambda: two.said("registered"), "its registration")
-    await node.pass_time(30)
-    assert node.allocatable() == 4
+    await node.allocatable_after(30, 4)
     assert two.said("configuration rejected", label="bad")
 
 

@@ -289,12 +289,10 @@ async def test_a_start_waits_for_a_disk_that_does_not_answer(node: Node) -> None
     await node.allocatable_is(0)
     node.disk.hang()
     node.gateway()
-    await node.pass_time(30)
-    assert node.allocatable() == 0
+    await node.allocatable_after(30, 0)
     node.disk.go_on()
     await node.allocatable_is(1)
-    await node.pass_time(5)
-    assert node.allocatable() == 1
+    await node.allocatable_after(5, 1)
 
 
 async def test_without_a_descriptor_a_start_waits_and_writes_nothing(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.hardware import Nvidia
-from tests.contract.node import GPU, Gateway, Node, Refused
+from tests.contract.node import GPU, Gateway, Node
 from tests.contract.test_sharing import configure
 from tests.fakes import nvml
 
@@ -45,10 +45,8 @@ async def test_an_error_makes_its_gpu_unhealthy_while_it_lasts(
     await node.pass_time(5)
     assert (node.allocatable(), node.capacity()) == (at_once, 4)
     assert set(await told(one)) == ({nvidia.uuids[2]} if at_once == 3 else set())
-    await node.pass_time(50)
-    assert node.allocatable() == at_once
-    await node.pass_time(100)
-    assert node.allocatable() == later
+    await node.allocatable_after(50, at_once)
+    await node.allocatable_after(100, later)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +67,7 @@ async def test_errors_count_if_set(
 ) -> None:
     await nvidia.served(DP_DISABLE_HEALTHCHECKS=disabled, DP_ENABLE_HEALTHCHECKS=enabled)
     nvidia.event(1, xid, type=nvml.XID if xid else 0x2)  # 0: a double bit ECC error
-    await node.pass_time(10)
-    assert node.allocatable() == count
+    await node.allocatable_after(10, count)
 
 
 @pytest.mark.parametrize(("recovery", "count"), [("safe", 4), ("off", 3)])
@@ -84,8 +81,7 @@ async def test_a_lost_gpu_is_back_after_a_reset_if_set(node: Node, nvidia: Nvidi
     assert "doesn't answer" in (await told(one))[nvidia.uuids[1]] or "Xid 79" in (await told(one))[nvidia.uuids[1]]
     nvidia.world.gpus[1].lost = False
     nvidia.show()
-    await node.pass_time(150)
-    assert node.allocatable() == count
+    await node.allocatable_after(150, count)
 
 
 async def test_an_error_that_is_newer_than_the_reset_counts(node: Node, nvidia: Nvidia) -> None:
@@ -98,8 +94,7 @@ async def test_an_error_that_is_newer_than_the_reset_counts(node: Node, nvidia: 
     await node.allocatable_is(4, seconds=1200)
     nvidia.event(1, 95)
     await node.allocatable_is(3)
-    await node.pass_time(100)
-    assert node.allocatable() == 3
+    await node.allocatable_after(100, 3)
 
 
 async def test_an_edit_says_from_then_on_whether_a_gpu_may_come_back(node: Node, nvidia: Nvidia) -> None:
@@ -129,8 +124,7 @@ async def test_what_the_driver_wants_makes_a_gpu_unhealthy_until_done(node: Node
     gpu.recovery, gpu.rows = 0, (0, 0, 0, 0)
     nvidia.show()
     if sign == "rows":  # Nothing shows a reset.
-        await node.pass_time(30)
-        assert node.allocatable() == 3
+        await node.allocatable_after(30, 3)
         await one.order("forget", id=gpu.uuid)
     await node.allocatable_is(4)
 
@@ -199,8 +193,7 @@ async def test_a_call_that_hangs_makes_its_gpu_unhealthy_and_nothing_else(node: 
 async def test_waiting_for_errors_that_fails_begins_again(node: Node, nvidia: Nvidia) -> None:
     await nvidia.served()
     nvidia.fails("nvmlEventSetWait", UNKNOWN)
-    await node.pass_time(10)
-    assert node.allocatable() == 4
+    await node.allocatable_after(10, 4)
     nvidia.works("nvmlEventSetWait")
     await node.pass_time(60)
     nvidia.event(2, 79)
@@ -224,8 +217,7 @@ async def test_a_first_failure_is_final_unless_set_otherwise(node: Node, nvidia:
     assert one.process.ended.result() == 1
     assert "FAIL_ON_INIT_ERROR=false" in str(one.process.log)
     other = nvidia.gateway(FAIL_ON_INIT_ERROR="false")
-    await node.pass_time(300)
-    assert node.allocatable() == 0
+    await node.allocatable_after(300, 0)
     assert [hindrance["cause"] for hindrance in (await other.status())["hindrances"]] == [cause]
     nvidia.works("nvmlInit")
     await node.allocatable_is(4)
@@ -264,8 +256,7 @@ async def test_a_library_of_another_release_ends_the_gateway_later_and_no_gpu(no
     nvidia.world.gpus[0].lost = True
     nvidia.world.fails("nvmlInit", MISMATCH)
     nvidia.show()
-    await node.pass_time(300)
-    assert node.allocatable() == 4  # Nobody knows anything else.
+    await node.allocatable_after(300, 4)  # Nobody knows anything else.
     await node.pass_time(400)
     assert not one.alive
     assert one.process.ended.result() == 75
@@ -297,8 +288,7 @@ async def test_gpus_without_mig_are_offered_and_what_may_not_be_asked_is_no_trou
         gpu.profiles = {}
     nvidia.fails("nvmlDeviceGetRemappedRows", DENIED)
     await nvidia.served(4, "--mig-strategy", "single")
-    await node.pass_time(60)
-    assert node.allocatable() == 4
+    await node.allocatable_after(60, 4)
 
 
 def partitioned(nvidia: Nvidia, *profiles: str) -> list[str]:
@@ -410,8 +400,7 @@ async def test_a_node_is_ready_if_one_gpu_can_be_used(node: Node, nvidia: Nvidia
         assert final.process.ended.result() == 1
         assert "can't be used: it can't be read" in str(final.process.log)
     one = nvidia.gateway(FAIL_ON_INIT_ERROR="false")
-    await node.pass_time(30)
-    assert node.allocatable() == usable
+    await node.allocatable_after(30, usable)
     hindrances = (await one.status())["hindrances"]
     assert len(hindrances) == failing
     assert {each["held_up"] for each in hindrances} == {not usable}
@@ -468,8 +457,7 @@ async def test_a_whole_gpu_has_the_worst_of_what_its_instances_have(node: Node, 
         nvidia.event(0, xid, gpu_instance=hit.gpu_instance, compute_instance=hit.compute_instance)
     await node.allocatable_is(3)
     assert "Xid 79" in (await told(one))[nvidia.uuids[0]]
-    await node.pass_time(300)  # What ends with its application has ended.
-    assert node.allocatable() == 3
+    await node.allocatable_after(300, 3)  # What ends with its application has ended.
 
 
 async def test_an_instance_that_no_container_could_use_is_not_given(node: Node, nvidia: Nvidia) -> None:
@@ -483,8 +471,7 @@ async def test_an_instance_that_no_container_could_use_is_not_given(node: Node, 
     assert gone.uuid not in {device["name"] for device in nvidia.specification()["devices"]}
     assert "capability" in (await told(one))[gone.uuid]
     async with node.plugin() as plugin:
-        with pytest.raises(Refused):
-            await plugin.allocate(gone.uuid)
+        await plugin.refused(gone.uuid)
         assert (await plugin.allocate(instances[0])).envs
 
 
@@ -502,8 +489,7 @@ async def test_a_gpu_that_is_partitioned_anew_is_given_only_where_no_pod_has_it(
         lambda: node.capacity(big) == 2, "the going of the others"
     )  # The pod's, and the other one of its GPU.
     nvidia.no_mig(held)
-    await node.pass_time(60)
-    assert node.allocatable() == 2  # The pod still has the hardware of the third one.
+    await node.allocatable_after(60, 2)  # The pod still has the hardware of the third one.
     node.remove("pod")
     await node.allocatable_is(3, seconds=300)
 

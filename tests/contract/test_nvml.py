@@ -209,8 +209,7 @@ async def test_no_sign_of_a_reset_ends_an_error_where_that_is_off(node: Node, nv
         for call in DOWN:
             nvidia.world.works(call)
     nvidia.show()
-    await node.pass_time(100)
-    assert node.allocatable() == 3
+    await node.allocatable_after(100, 3)
 
 
 async def test_a_driver_that_was_away_ends_all_errors_of_before(node: Node, nvidia: Nvidia) -> None:
@@ -232,8 +231,7 @@ async def test_a_driver_that_was_away_ends_all_errors_of_before(node: Node, nvid
         await node.pass_time(20)
         nvidia.world.gpus[2].rows = rows
         nvidia.show()
-    await node.pass_time(20)
-    assert node.allocatable() == 3  # It is newer than the load.
+    await node.allocatable_after(20, 3)  # It is newer than the load.
 
 
 async def test_memory_to_be_remapped_is_no_error_and_ends_one_when_it_is_done(node: Node, nvidia: Nvidia) -> None:
@@ -241,12 +239,10 @@ async def test_memory_to_be_remapped_is_no_error_and_ends_one_when_it_is_done(no
     gpu = nvidia.world.gpus[1]
     gpu.rows = (0, 1, 1, 0)
     nvidia.show()
-    await node.pass_time(20)
-    assert node.allocatable() == 4
+    await node.allocatable_after(20, 4)
     nvidia.event(1, 95)
     await node.allocatable_is(3)
-    await node.pass_time(20)
-    assert node.allocatable() == 3
+    await node.allocatable_after(20, 3)
     gpu.rows = (0, 1, 0, 0)
     nvidia.show()
     await node.allocatable_is(4)
@@ -263,8 +259,7 @@ async def test_a_gpu_that_is_plugged_in_again_is_well(node: Node, nvidia: Nvidia
         nvidia.show()
     else:
         nvidia.world.write()  # NVML loses it first, and the kernel never shows that it went.
-    await node.pass_time(30)
-    assert node.allocatable() == 3
+    await node.allocatable_after(30, 3)
     nvidia.world.gpus.insert(3, gone)
     nvidia.show()
     await node.allocatable_is(4)
@@ -302,8 +297,7 @@ async def test_a_new_gpu_is_heard_and_what_is_no_error_is_not(node: Node, nvidia
     await node.allocatable_is(5)
     for gpu in (0, 4):
         nvidia.event(gpu, 1, type=0x10)  # A change of clocks.
-    await node.pass_time(10)
-    assert node.allocatable() == 5
+    await node.allocatable_after(10, 5)
     nvidia.event(4, 79)
     await node.allocatable_is(4)
 
@@ -425,8 +419,7 @@ async def test_nvml_that_fails_for_another_reason_later_takes_no_gpu_away(node: 
     for call in DOWN:
         nvidia.world.fails(call, UNKNOWN)
     nvidia.show()
-    await node.pass_time(100)
-    assert node.allocatable() == 4
+    await node.allocatable_after(100, 4)
     devices = (await one.status())["resources"][0]["devices"]
     assert all("NVML can't be asked" in device["reason"] for device in devices)
     assert {device["cause"] for device in devices} == {"library-failed"}
@@ -474,8 +467,7 @@ async def test_a_gpu_is_known_by_its_address_after_the_bus_changed(node: Node, n
     nvidia.show()
     if not shown:
         shutil.rmtree(nvidia.proc / "driver/nvidia/gpus")
-    await node.pass_time(20)
-    assert node.allocatable() == 2
+    await node.allocatable_after(20, 2)
     ill = await told(one)
     if shown:
         assert {gone, failing} <= ill.keys()
@@ -609,8 +601,7 @@ async def test_a_released_gpu_is_not_touched_and_the_others_are_heard(node: Node
     for call in ("nvmlDeviceGetHandleByPciBusId", "nvmlDeviceGetHandleByIndex"):
         nvidia.world.fails(call, UNKNOWN, gpu=2)
     nvidia.mig(2, "3g.40gb")
-    await node.pass_time(30)
-    assert node.allocatable() == 1
+    await node.allocatable_after(30, 1)
     assert (await one.states())[released] == "released"
     assert "can't be read" not in str(await one.status())
     nvidia.event(3, 79)

@@ -260,8 +260,7 @@ async def test_a_resource_that_a_kubelet_loses_later_is_served_again_soon(node: 
     await node.served(8, version=version)
     node.fault(report_late_ms=100_000)
     node.kubelet.manager.cut(GPU)
-    await node.pass_time(90)
-    assert node.allocatable() == 8
+    await node.allocatable_after(90, 8)
     node.fault()
     await node.allocatable_is(0, seconds=20)
     await node.allocatable_is(8, seconds=75)

@@ -60,8 +60,7 @@ async def test_more_than_one_replica_is_refused_if_the_operator_wants_that(node:
     assert "maximum request size for shared resources is 1; found 2" in await node.refused("greedy", count=2)
     async with node.plugin(GPU) as plugin:
         one, *_ = await plugin.first_list()
-        with pytest.raises(Refused, match="found 2"):  # Also of one GPU.
-            await plugin.allocate(one.id, f"{one.id[:-1]}1")
+        await plugin.refused(one.id, f"{one.id[:-1]}1", words="found 2")  # Also of one GPU.
     await node.admit("modest")
     await node.admit("other", "vendor.com/gpu", count=2)
 

@@ -80,8 +80,7 @@ async def test_each_way_of_editing_is_followed_at_once(node: Node, edit: Callabl
 async def test_a_folder_that_is_replaced_and_an_edit_elsewhere_are_seen(node: Node) -> None:
     _, path = await ready(node, text(2), 2)
     shutil.rmtree(path.parent)
-    await node.pass_time(20)
-    assert node.allocatable() == 2
+    await node.allocatable_after(20, 2)
     path.parent.mkdir()
     path.write_text(text(3))
     await node.allocatable_is(3, seconds=10)

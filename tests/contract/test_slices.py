@@ -520,8 +520,7 @@ async def test_claims_of_a_process_that_ended_are_not_ours_to_prepare(node: Node
     await node.until(lambda: cluster.dra.is_connected, "our driver")
     await rival_is(cluster, "default/theirs")
     assert cluster.published() == {}
-    with pytest.raises(KubeletError, match="ResourceSlices of another process"):
-        await cluster.prepare(claim)
+    await cluster.refused(claim, "ResourceSlices of another process")
     await cluster.unprepare(claim)
     cluster.forget(claim)
     await cluster.published_is(gpu_0=[], gpu_1=[])

@@ -186,8 +186,7 @@ async def test_of_two_sources_of_one_name_the_first_keeps_it_and_people_are_told
     node.simulate({FUSE: {"gpus": 2}, AMD: {"gpus": 1}})
     one = await node.served(2, *configure(node), resource=FUSE)
     configure(node, {"resource": FUSE, "paths": ["/dev/fuse"]})
-    await node.pass_time(30)
-    assert node.allocatable(FUSE) == 2
+    await node.allocatable_after(30, 2, FUSE)
     assert one.said("a resource is listed twice")
     (hindrance,) = (await one.status())["hindrances"]
     assert hindrance["source"] == "generic"

@@ -641,8 +641,7 @@ async def test_an_exporter_that_answers_badly_has_said_nothing_new_and_that_is_t
     await exporter.server.start()
     one = await host.served(2)
     says.append(words)
-    await node.pass_time(120)
-    assert node.allocatable(GPU) == 2
+    await node.allocatable_after(120, 2, GPU)
     (silent,) = one.said("metrics exporter silent")
     assert reason in silent["reason"]
     says.pop()

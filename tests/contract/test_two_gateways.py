@@ -175,8 +175,7 @@ async def test_an_older_gateway_that_ends_as_the_newer_begins_leaves_it_register
     older, _ = await handed_over(node, version)
     assert await older.terminate() == 0
     await node.allocatable_is(8, seconds=5)
-    await node.pass_time(20)
-    assert node.allocatable() == 8
+    await node.allocatable_after(20, 8)
     await node.admit("pod")
     assert node.registers[GPU] == 2
 
@@ -286,8 +285,7 @@ async def test_a_newer_gateway_that_is_refused_leaves_all_to_the_older(
     await node.served(8, version=version)
     node.gateway(*options)
     for number in range(6):
-        await node.pass_time(5)
-        assert node.allocatable() == 8
+        await node.allocatable_after(5, 8)
         await node.admit(f"pod-{number}")
 
 
@@ -420,8 +418,7 @@ async def test_the_host_s_service_is_left_alone_by_pods_that_come_and_go(node: N
     host = await node.served(8, "--host-service", version=version)
     for number in range(3):
         pod = node.gateway()
-        await node.pass_time(20)
-        assert node.allocatable() == 8
+        await node.allocatable_after(20, 8)
         assert "standby: host service leads" in (await pod.get("probes", "/readyz"))[1]
         assert await pod.is_ready()
         pod.kill() if number else await pod.terminate()
