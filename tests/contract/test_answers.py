@@ -182,7 +182,7 @@ async def test_an_unknown_kubelet_gets_the_cdi_name_and_what_arrives_for_sure(no
 
 async def test_what_a_cdi_name_stands_for_is_said_to_a_kubelet_that_knows_no_cdi(node: Node, nvidia: Nvidia) -> None:
     hooks = {"CDI_DISABLE_HOOKS": "all", "DEVICE_LIST_STRATEGY": "cdi-cri", "GATEWAY_CDI_FALLBACK": "expand"}
-    await nvidia.served(version="1.20", **hooks)
+    await nvidia.served(4, version="1.20", **hooks)
     given = await answer(node, nvidia, 1)
     assert {"/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm"} <= {one.host_path for one in given.device_nodes}
     assert f"/usr/lib64/libcuda.so.{nvidia.world.driver}" in {one.host_path for one in given.mounts}

@@ -306,11 +306,11 @@ async def test_a_new_gpu_is_heard_and_what_is_no_error_is_not(node: Node, nvidia
 
 EACH_CODE = (1, 2, 3, 4, 6, 7, 9, 10, 12, 13, 15, 16, 17, 18, 19, 20, 999)
 """Those of nvmlReturn_t with which a question about a GPU can be answered."""
-COUNT = 8 if "WHOLE_TABLE" in os.environ else 4
+WHOLE = "WHOLE_TABLE" in os.environ
+COUNT = 8 if WHOLE else 4
 EACH = {"first": (0,), "last": (COUNT - 1,), "two": (1, COUNT - 2), "all": tuple(range(COUNT))}
-CODES, WHICH = (INVALID, UNSUPPORTED, DENIED, NOT_LOADED, UNKNOWN), {one: EACH[one] for one in ("two", "all")}
-if "WHOLE_TABLE" in os.environ:
-    CODES, WHICH = EACH_CODE, EACH
+CODES = EACH_CODE if WHOLE else (INVALID, UNSUPPORTED, DENIED, NOT_LOADED, UNKNOWN)
+WHICH = EACH if WHOLE else {one: EACH[one] for one in ("two", "all")}
 SPLIT = (0, 1)
 """The GPUs with a MIG instance, by index."""
 NO_INSTANCE = {("nvmlDeviceGetMigDeviceHandleByIndex", INVALID), ("nvmlDeviceGetMigDeviceHandleByIndex", NOT_FOUND)}
