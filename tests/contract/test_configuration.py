@@ -203,6 +203,7 @@ async def test_an_edit_is_adopted_while_pods_run(node: Node, way: str) -> None:
         file.symlink_to("..data/config.yaml")
     else:
         file.write_text(_shared(2))
+    node.simulate({GPU: {"gpus": 8}})
     one = await node.served(16, "--config-file", str(file), "--device-list-strategy=volume-mounts")
     given = await node.admit("pod")
     _edit(file, way, _shared(3))
@@ -236,6 +237,7 @@ def _edit(file: Path, way: str, text: str) -> None:
 async def test_a_file_that_is_away_for_a_moment_is_no_trouble_and_one_that_stays_away_is_told(node: Node) -> None:
     file = node.folder / "config.yaml"
     file.write_text(_shared(2))
+    node.simulate({GPU: {"gpus": 8}})
     one = await node.served(16, "--config-file", str(file))
     file.unlink()
     await node.pass_time(0.01)
@@ -255,6 +257,7 @@ async def test_a_file_that_is_away_for_a_moment_is_no_trouble_and_one_that_stays
 async def test_what_is_decided_at_the_start_waits_for_the_next_one(node: Node) -> None:
     file = node.folder / "config.yaml"
     file.write_text(_shared(2))
+    node.simulate({GPU: {"gpus": 8}})
     one = await node.served(16, "--config-file", str(file))
     bridge = node.folder / "bridge"
     file.write_text(_shared(3, f"gateway:\n  bridge:\n    folder: {bridge}\n"))

@@ -120,7 +120,7 @@ async def test_a_wrong_edit_changes_nothing_and_is_told(node: Node) -> None:
     one, path = await ready(node, sharing(2), 4)
     for text in WRONG:
         renamed(path, text)
-        await node.allocatable_after(5, 4, text)
+        await node.allocatable_after(5, 4)
         assert str(path) in (await one.status())["configuration"]["error"], text
         assert (await one.metrics())["device_plugin_gateway_config_last_reload_successful"] == 0, text
     assert await one.is_ready()
