@@ -11,7 +11,7 @@ import structlog
 from devices.model import Fault, RefusedError
 from gateway.bridge import judge, shield
 from gateway.bridge.judge import REGISTRY
-from gateway.bridge.peer import AwayError
+from gateway.bridge.peer import AwayError, Peer
 from gateway.kubelet.identity import socket_id
 from gateway.tasks import first_of
 from gateway.wires.log import Seldom
@@ -85,7 +85,7 @@ class Admission:
         if problem := self._occupied(resource):
             raise RefusedError(Fault.ALREADY_EXISTS, problem)
         one = self._plugins.get(resource) or self._made(resource)
-        peer = one.registration(path, dialect, options)
+        peer = Peer(path, dialect, options)
         try:
             await peer.dial()
             await peer.ask_options()

@@ -9,24 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from adapters.dialect import MalformedError
 from adapters.levels import GRPC_GO
 from adapters.spelling import require_bounded
 from devices.model import ContainerRequest, Fault, Options, RefusedError
 from gateway.bridge import judge
-from gateway.bridge.read import Known, read
 from gateway.kubelet.identity import socket_id
 from gateway.tasks import first_of
 from gateway.wires import rpc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable
     from pathlib import Path
 
     from adapters.dialect import Dialect
-    from devices.model import ContainerAnswer, Device, PreferredRequest
+    from devices.model import ContainerAnswer, PreferredRequest
 
 DIAL_S: Final = 10.0
 """Seconds to connect: kubelets 1.10 and later allow as many."""
@@ -80,28 +79,6 @@ class AwayError(Exception):
         self.hangs = hangs
 
 
-class Listener(Protocol):
-    """Gets what a plugin sends, in order."""
-
-    def others(self) -> int:
-        """Return how many devices other plugins have."""
-
-    def rests(self) -> float:
-        """Return the seconds until its next list may be read; 0 or less: now."""
-
-    def spent(self, seconds: float) -> None:
-        """Count the CPU time that a list took."""
-
-    def is_old(self, peer: Peer, data: bytes) -> bool:
-        """Return True if a message equals the last one of any registration: it can be skipped."""
-
-    def listed(self, devices: tuple[Device, ...]) -> None:
-        """Take a list that was checked."""
-
-    def spoilt(self, peer: Peer, reason: str) -> None:
-        """Report a list that was refused. The last one stays in force."""
-
-
 class Peer:
     """One registration of a plugin.
 
@@ -109,25 +86,14 @@ class Peer:
         path: its socket, at most 107 bytes.
         dialect: the dialect that it speaks.
         options: the options in its Register.
-        place: adds what is known of a device, such as its board.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        dialect: Dialect,
-        options: Options = Options(),
-        place: Callable[[Device], Device] = lambda device: device,
-    ) -> None:
+    def __init__(self, path: Path, dialect: Dialect, options: Options) -> None:
         self.path, self.dialect, self.options = path, dialect, options
-        self._place = place
-        self._known: Known = {}
         self.identity = socket_id(path)
         """The socket of the last connection."""
         self.ended = asyncio.Event()
         """Set when its stream has ended, or the registration is given up."""
-        self.lists = 0
-        """Number of lists that came."""
         self._calls, self._answered = 0, asyncio.Event()
         """Number of open calls, and an event that is set when the last one is answered."""
         self._channel = rpc.Channel(path, _OPTIONS)
@@ -187,50 +153,24 @@ class Peer:
             return refused.fault is not Fault.DEADLINE_EXCEEDED
         return True
 
-    async def follow(self, to: Listener) -> str:
-        """Pass its lists to ``to`` until its stream ends; return why it ended, for people."""
-        try:
-            stream = self._channel.stream(f"/{self.dialect.plugin_service}/ListAndWatch", _EMPTY)
-        except rpc.ClosedError:
-            return "the connection is closed"
-        newest = _Newest(to.rests)
+    async def lists(self, rests: Callable[[], float]) -> AsyncGenerator[bytes]:
+        """Yield its lists, still encoded, until its stream ends. ``rests`` returns the seconds until the next one may be read.
+
+        Raises:
+            CallError: the stream broke.
+            ClosedError: the connection is closed.
+        """
+        stream = self._channel.stream(f"/{self.dialect.plugin_service}/ListAndWatch", _EMPTY)
+        newest = _Newest(rests)
         reading = asyncio.create_task(newest.read(stream))
         try:
             while (data := await newest.take()) is not None:
-                began = time.thread_time()
-                self._hand_over(data, to)
-                to.spent(time.thread_time() - began)
+                yield data
             await reading
-        except rpc.CallError as error:
-            if error.code is rpc.Code.RESOURCE_EXHAUSTED:
-                to.spoilt(self, f"the list is too long. Allowed: {MAX_LIST_BYTES} bytes. {error.details[:200]}")
-            return f"its stream broke: {error.code.name} {error.details[:200]}".rstrip()
         finally:
             reading.cancel()
             stream.cancel()
             self.ended.set()
-        return "it ended its stream"
-
-    def _hand_over(self, data: bytes, to: Listener) -> None:
-        self.lists += 1
-        if to.is_old(self, data):
-            return
-        devices, problem = self._judged(data, to.others())
-        if problem:
-            to.spoilt(self, problem)
-        else:
-            to.listed(devices)
-
-    def _judged(self, data: bytes, others: int) -> tuple[tuple[Device, ...], str | None]:
-        try:
-            require_bounded(data)
-            devices, known = read(self.dialect, data, self._known, self._place)
-        except MalformedError as error:
-            return (), str(error)
-        if problem := judge.list_error(devices, others):
-            return (), problem
-        self._known = known
-        return devices, None
 
     async def allocate(self, request: ContainerRequest, seconds: float) -> ContainerAnswer:
         """Call Allocate for one container.

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import OrderedDict
-from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
@@ -16,21 +16,23 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
+from adapters.dialect import MalformedError
 from adapters.registry import DIALECTS, by_name
-from devices.model import ContainerAnswer, ContainerRequest, Device, Fault, Health, Options, RefusedError
+from adapters.spelling import require_bounded
+from devices.model import Device, Fault, Health, Options, RefusedError
 from gateway.bridge import judge, memory, shield
 from gateway.bridge.memory import DeviceRow
-from gateway.bridge.peer import PRE_START_S, AwayError, ListPace, Peer
+from gateway.bridge.peer import MAX_LIST_BYTES, PRE_START_S, AwayError, ListPace, Peer
 from gateway.kubelet.identity import socket_id
 from gateway.tasks import Background
+from gateway.wires import rpc
 from gateway.wires.log import Seldom
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
     from pathlib import Path
 
-    from adapters.dialect import Dialect
-    from devices.model import PreferredRequest
+    from devices.model import ContainerAnswer, ContainerRequest, PreferredRequest
     from gateway.bridge.memory import Api, PluginFolder
     from gateway.bridge.shield import Limits, Word
     from gateway.kubelet.identity import SocketId
@@ -79,8 +81,6 @@ class Bridged:
         self.resource, self._changed, self.limits = resource, changed, limits
         self._beside, self._pace = beside, pace
         self.word: Word = shield.Word()
-        self._rows_of: tuple[object, tuple[DeviceRow, ...]] = (), ()
-        """The devices of a list, and their rows in the plugins' file."""
         self.peer: Peer | None = None  # The registration that gets the calls; None while the plugin is away.
         self.path: Path | None = None  # Its last socket.
         self.registered_on: SocketId | None = None
@@ -115,10 +115,6 @@ class Bridged:
         self._last = b""
         """The digest of the last message of any registration."""
 
-    def registration(self, path: Path, dialect: Dialect, options: Options) -> Peer:
-        """Return a new connection to a plugin."""
-        return Peer(path, dialect, options, partial(judge.placed, self.resource))
-
     # Its lists.
 
     def follow(self, peer: Peer, *, called: bool = False) -> None:
@@ -145,8 +141,19 @@ class Bridged:
         self._tasks.background(self._read(peer))
 
     async def _read(self, peer: Peer) -> None:
+        why = "it ended its stream"
         try:
-            why = await peer.follow(self)
+            async with contextlib.aclosing(peer.lists(self._rests)) as lists:
+                async for data in lists:
+                    began = time.thread_time()
+                    self._hear(peer, data)
+                    self._pace.spent(self.resource, time.thread_time() - began, time.monotonic())
+        except rpc.ClosedError:
+            why = "the connection is closed"
+        except rpc.CallError as error:
+            if error.code is rpc.Code.RESOURCE_EXHAUSTED:
+                self._spoil(peer, f"the list is too long. Allowed: {MAX_LIST_BYTES} bytes. {error.details[:200]}")
+            why = f"its stream broke: {error.code.name} {error.details[:200]}".rstrip()
         except Exception as error:  # noqa: BLE001 - whatever failed, the plugin's lists are no longer read
             self._log.exception("a plugin's lists can't be followed because of a defect in the gateway")
             why = repr(error)
@@ -158,19 +165,31 @@ class Bridged:
             self.went(why)
         await peer.leave()
 
-    def others(self) -> int:
-        """Return how many devices other plugins have."""
-        return sum(len(one.word.devices or ()) for one in self._beside() if one is not self)
-
-    def rests(self) -> float:
+    def _rests(self) -> float:
         """Return the seconds until its next list may be read; 0 or less: now."""
         return self._pace.rests(self.resource, time.monotonic())
 
-    def spent(self, seconds: float) -> None:
-        """Count the CPU time that a list took."""
-        self._pace.spent(self.resource, seconds, time.monotonic())
+    def _hear(self, peer: Peer, data: bytes) -> None:
+        """Take a list of the current registration, or of an earlier one of the same server, unless it is refused."""
+        if self._is_old(peer, data):
+            return
+        try:
+            require_bounded(data)
+            devices = tuple(judge.placed(self.resource, one) for one in peer.dialect.decode_list(data))
+        except MalformedError as error:
+            self._spoil(peer, str(error))
+            return
+        others = sum(len(one.word.devices or ()) for one in self._beside() if one is not self)
+        if problem := judge.list_error(devices, others):
+            self._spoil(peer, problem)
+            return
+        self._cancel_emptied()
+        if not devices and self.word.devices:
+            self._emptied = asyncio.get_running_loop().call_later(EMPTY_LIST_WAIT_S, self._take, devices)
+        else:
+            self._take(devices)
 
-    def is_old(self, peer: Peer, data: bytes) -> bool:
+    def _is_old(self, peer: Peer, data: bytes) -> bool:
         """Return True if the message equals the last one (some plugins repeat their list), or comes from a replaced server."""
         if peer is self._hung:
             self._woke(peer)
@@ -178,14 +197,6 @@ class Bridged:
             return True
         before, self._last = self._last, blake2b(data, digest_size=16).digest()
         return self._last == before and self.word.away_since is None
-
-    def listed(self, devices: tuple[Device, ...]) -> None:
-        """Take a list of the current registration, or of an earlier one of the same server."""
-        self._cancel_emptied()
-        if not devices and self.word.devices:
-            self._emptied = asyncio.get_running_loop().call_later(EMPTY_LIST_WAIT_S, self._take, devices)
-        else:
-            self._take(devices)
 
     def _take(self, devices: tuple[Device, ...]) -> None:
         self._emptied = None
@@ -201,7 +212,7 @@ class Bridged:
                 )
         self._changed()
 
-    def spoilt(self, peer: Peer, reason: str) -> None:
+    def _spoil(self, peer: Peer, reason: str) -> None:
         """Report a refused list; the last one stays. If the plugin sends it again, it is checked again: other plugins may have fewer devices."""
         told, self.trouble, self._last = self.trouble, f"a list was refused, and the last one stays: {reason}", b""
         self._heard.set()
@@ -249,7 +260,9 @@ class Bridged:
             folder=self.folder,
             endpoint=self.path.name,
             api=self.api,
-            devices=self._rows(),
+            devices=tuple(
+                DeviceRow(one.id, one.health is Health.HEALTHY, one.numa_nodes) for one in word.devices or ()
+            ),
             pre_start=word.options.pre_start_required,
             preferred=word.options.preferred_allocation,
             away_since=None if word.away_since is None else time.time() - (time.monotonic() - word.away_since),
@@ -258,14 +271,6 @@ class Bridged:
             socket=self.registered_on,
             listed=word.devices is not None,
         )
-
-    def _rows(self) -> tuple[DeviceRow, ...]:
-        """Return the devices for the file. They are converted once per list, because those of all plugins take tens of milliseconds."""
-        devices = self.word.devices or ()
-        if self._rows_of[0] is not devices:
-            rows = tuple(DeviceRow(one.id, one.health is Health.HEALTHY, one.numa_nodes) for one in devices)
-            self._rows_of = devices, rows
-        return self._rows_of[1]
 
     @property
     def endpoint(self) -> str:
@@ -332,7 +337,7 @@ class Bridged:
         path = _there(self.path, KEPT_PREFIX + self.endpoint)
         if path is None:
             return False
-        peer = self.registration(path, by_name(self.api), self.word.options)
+        peer = Peer(path, by_name(self.api), self.word.options)
         try:
             await peer.dial(RECONNECT_S)
             await peer.ask_options()
