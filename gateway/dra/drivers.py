@@ -30,12 +30,11 @@ from gateway.dra.publisher import Current, Publisher, api_path
 from gateway.dra.rivals import Announced, Rival
 from gateway.dra.service import Service, serve
 from gateway.dra.timeslices import TimeSlices
-from gateway.kubernetes import access
 from gateway.kubernetes.allocatable import Allocatable
-from gateway.kubernetes.client import Client, KubernetesError
-from gateway.kubernetes.node import NodeObject, OwnNode, path
+from gateway.kubernetes.client import KubernetesError
+from gateway.kubernetes.node import NodeObject, OwnNode, client, path
 from gateway.kubernetes.watch import Retries
-from gateway.tasks import Background, after
+from gateway.tasks import Background, after, first_of
 from gateway.telling.sides import ByNameStatus, DriverStatus
 
 if TYPE_CHECKING:
@@ -45,14 +44,12 @@ if TYPE_CHECKING:
     from gateway.age import Age
     from gateway.configuration.settings import Settings
     from gateway.dra.offer import Offer
-    from gateway.dra.slices import Slice
     from gateway.memory.holdings import Holdings
     from gateway.registration.registrar import Resource
     from gateway.sides.table import BoardStatus
     from gateway.tasks import Tasks
     from gateway.wires.control import Handler
 
-MANAGER: Final = "device-plugin-gateway"
 KUBELET_AGAIN: Final = 30.0
 """Seconds until the node's kubelet version is read again, while the kubelet can't prepare claims."""
 SERVE_AGAIN: Final = 5.0
@@ -95,7 +92,7 @@ class Drivers:
 
     def __init__(self, settings: Settings, inside: Inside) -> None:
         self._settings, self._inside = settings, inside
-        self._api = Client(access.find(settings.kubeconfig), manager=MANAGER)
+        self._api = client(settings)
         self._current, self._pods = Current(self._api), pods_of(self._api, settings.node_name)
         self._registry = settings.socket_dir.parent / sockets.FOLDER
         self._offers: dict[str, dict[str, Offer]] = {}
@@ -122,13 +119,23 @@ class Drivers:
             self._holdings.ledger, self._holdings.scribe, partial(compose.set_time_slice, settings)
         )
         self._announced, self._rivals = Announced(self._registry), dict[str, Rival]()
+        self._publisher = Publisher(
+            self._api,
+            self._current,
+            settings.node_name,
+            lambda: {name: None if name in self._unknown else list(one.values()) for name, one in self._offers.items()},
+            lambda driver: driver in self._drivers and self._drivers[driver].is_registered,
+            self.update,
+            self._rivals.get,
+            self._slices_changed,
+        )
         self._services: list[Service] = []
         self._news = asyncio.Event()
         self._kubelet: int | None = None
         self._learned = asyncio.Event()
         """Set when the node's kubelet version is known."""
-        self._unasked = ""
-        self._publisher: Publisher | None = None
+        self._unasked: str | None = ""
+        """Why the API server can't be asked ('' before it was asked); None once the devices are published."""
         self._serving, self._tasks = set[str](), Background()
         self.decides = asyncio.Event()
         """Set while this gateway leads and decides about claims."""
@@ -171,14 +178,13 @@ class Drivers:
 
     async def given_back(self, claim: ClaimName, had: Collection[str]) -> None:
         """Give the devices that a pod got by resource name back to the device plugin API, if they may move now."""
-        if self.crossing is not None and self._publisher is not None and self._publisher.has_looked:
+        if self.crossing is not None and self._publisher.has_looked:
             free = {self._boards.get(one, "") for one in self._publisher.free()}
             await self.crossing.bring_back(free, claim, had)
 
     def registered(self) -> None:
         """Note that a kubelet accepted or refused a driver."""
-        if self._publisher is not None:
-            self._publisher.changed()
+        self._publisher.changed()
 
     def missed(self, driver: str, names: Iterable[str]) -> None:
         """Note that a claim waits for these devices. DRA reclaims those that the device plugin API has and no pod holds."""
@@ -202,10 +208,9 @@ class Drivers:
         names = self._settings.dra_drivers
         self._unknown = frozenset(offer.driver_of(name, names) for name, one in holds.items() if one is None)
         known = inside.source.facts, holds.__getitem__, names, pcie_root
-        stranger = self._publisher.stranger if self._publisher is not None else lambda _: ""
         by_capacity = self._settings.dra_shares == "capacity"
         found, withheld = offer.offers(
-            listed, *known, self.crossing, stranger, self.by_name.overlooked, by_capacity=by_capacity
+            listed, *known, self.crossing, self._publisher.stranger, self.by_name.overlooked, by_capacity=by_capacity
         )
         self._boards = {(one.driver, one.name): one.place.board for one in found}
         self._boards |= {(one.driver, one.name): one.board for one in withheld}
@@ -220,8 +225,7 @@ class Drivers:
         self._offers, self._why_not = offers, why_not
         news, self._news = self._news, asyncio.Event()
         news.set()
-        if self._publisher is not None:
-            self._publisher.changed()
+        self._publisher.changed()
         for driver in offers.keys() - self._serving:
             self._serving.add(driver)
             self._tasks.background(self._rival(driver).run())
@@ -249,7 +253,7 @@ class Drivers:
             registered=claims is not None and claims.is_registered,
             since_s=None if changed is None else round(time.monotonic() - changed, 3),
             trouble="" if claims is None else claims.trouble,
-            unpublished=self._unasked if self._publisher is None else self._publisher.trouble(name),
+            unpublished=self._publisher.trouble(name) if self._unasked is None else self._unasked,
             claims=0 if claims is None else claims.prepared,
             rival="" if rival is None else rival.words,
             refused=() if claims is None else claims.refused,
@@ -258,11 +262,11 @@ class Drivers:
     def stranger(self, device_id: str, about: Facts) -> str:
         """Return which other DRA driver also offers a device on this node; '' for none."""
         known = {"uuid": unshared(device_id), "parentUUID": about.parent, "pciBusID": about.pci}
-        return "" if self._publisher is None else self._publisher.stranger(known)
+        return self._publisher.stranger(known)
 
     def _foreign(self, there: Mapping[str, Iterable[tuple[str, Entry]]]) -> Mapping[str, str] | None:
         """Return the boards that other DRA drivers offer on this node, and which driver; None: unknown yet."""
-        if self._publisher is None or not self._publisher.has_looked:
+        if not self._publisher.has_looked:
             return {} if self._kubelet is not None and self.lacking else None
         if not self._publisher.meets_strangers:
             return {}
@@ -306,35 +310,19 @@ class Drivers:
             group.create_task(self._ended_pods.watch(self._pods, self._pods_ended))
             _ = [group.create_task(after(self.decides.wait, one)) for one in work]
             _ = [group.create_task(after(listed, one)) for one in later]
-            owner = await self._learn()
-            await self._until_kubelet_knows()
-            self._publisher = Publisher(
-                self._api,
-                self._current,
-                self._settings.node_name,
-                owner,
-                lambda: {
-                    name: None if name in self._unknown else list(one.values()) for name, one in self._offers.items()
-                },
-                lambda driver: driver in self._drivers and self._drivers[driver].is_registered,
-                self.update,
-                self._rivals.get,
-                self._slices_changed,
-            )
+            owner = await self._until_kubelet_knows()
+            self._unasked = None
             group.create_task(self._publisher.watch())
             await listed()
             await self._holdings.reader.look()  # A standby's last look may be old.
             if self._orders is not None:
                 await self._orders.names.looked.wait()
             self._publisher.changed()
-            await self._publisher.run()
+            await self._publisher.run(owner)
 
     def _slices_changed(self) -> None:
         for one in self._rivals.values():
             one.noticed()
-
-    def _others(self, driver: str) -> Mapping[str, Slice] | None:
-        return None if self._publisher is None else self._publisher.others(driver)
 
     def _pods_ended(self) -> None:
         self.update()
@@ -381,14 +369,16 @@ class Drivers:
             return ""
         return too_old(self._kubelet)
 
-    async def _until_kubelet_knows(self) -> None:
-        """Wait for a kubelet that prepares claims, while the device plugin API is served."""
+    async def _until_kubelet_knows(self) -> str:
+        """Wait for a kubelet that prepares claims, while the device plugin API is served; return the node's UID."""
+        owner = await self._learn()
         if self.lacking:
             _log.warning("devices are offered by the device plugin API alone", reason=self.lacking)
             self.update()
         while self.lacking:
             await asyncio.sleep(KUBELET_AGAIN)
-            await self._learn()
+            owner = await self._learn()
+        return owner
 
     async def _allocated(self) -> Allocated:
         """Return what claims have of this node by the API server.
@@ -398,17 +388,20 @@ class Drivers:
         """
         node = self._settings.node_name
         try:
-            found = await self._current.at(partial(_claims_of, self._api, lambda one: any(one.devices(node))))
+            found = await self._claims(lambda one: any(one.devices(node)))
         except KubernetesError as error:
             if self._current.version is not None or error.status != 404:
                 raise
             return Allocated()  # The server has no resource.k8s.io API, so it has no claims.
-        publisher, prepared = self._publisher, self._holdings.ledger.claims
-        published = (frozenset(), frozenset()) if publisher is None else (publisher.free(), publisher.shown())
-        return allocations(found, node, self._boards, published, self._offers, prepared)
+        published = self._publisher.free(), self._publisher.shown()
+        return allocations(found, node, self._boards, published, self._offers, self._holdings.ledger.claims)
 
-    async def _claims_with(self, driver: str) -> list[ResourceClaim]:
-        return await self._current.at(partial(_claims_of, self._api, lambda one: one.has(driver)))
+    async def _claims(self, keep: Callable[[ResourceClaim], bool]) -> list[ResourceClaim]:
+        """Return the cluster's claims that ``keep`` accepts."""
+        found, _ = await self._current.at(
+            lambda version: self._api.list(f"{api_path(version)}/resourceclaims", ResourceClaim, keep=keep)
+        )
+        return found
 
     async def _keep_serving(self, driver: str) -> None:
         while True:
@@ -421,7 +414,10 @@ class Drivers:
     def _rival(self, driver: str) -> Rival:
         """Return what is known of another process with a driver's name."""
         if driver not in self._rivals:
-            others, with_one = partial(self._others, driver), partial(self._claims_with, driver)
+            others, with_one = (
+                partial(self._publisher.others, driver),
+                partial(self._claims, lambda one: one.has(driver)),
+            )
             self._rivals[driver] = Rival(
                 driver,
                 self._announced,
@@ -439,9 +435,7 @@ class Drivers:
         claims = self._drivers[driver] = ClaimsOf(driver, self._settings.node_name, self, *known, rival)
         # Another leader may write and remove specifications until this gateway decides.
         self._tasks.background(after(self.decides.wait, claims.restore()))
-        others = partial(sockets.others, self._registry, driver, token)
-        kubelet = (lambda: self._kubelet), (lambda: self.lacking), self._learned
-        await sockets.until_may_register(driver, others, *kubelet, self.decides)
+        await self._until_may_register(driver)
         if swept := await asyncio.to_thread(sockets.sweep, self._registry, driver):
             _log.info("removed sockets that dead gateways left", sockets=swept)
         elsewhere = partial(sockets.listening_path, self._registry, driver, inside.passes_to)
@@ -454,6 +448,22 @@ class Drivers:
             claims.withdrawn()
             await service.stop()
             self._services.remove(service)
+
+    async def _until_may_register(self, driver: str) -> None:
+        """Wait until the driver may be registered: with an old kubelet, the registration would break another gateway's."""
+        told = False
+        while ((minor := self._kubelet) is None or minor < sockets.FIRST_OVERLAP_MINOR) and (
+            self.lacking or not self.decides.is_set() or sockets.others(self._registry, driver, self._inside.age.token)
+        ):
+            if not told and minor is not None and not self.lacking:
+                reason = f"kubelet 1.{minor} allows one process per DRA driver: a second breaks the first"
+                _log.info("the DRA driver is registered once this gateway leads", driver=driver, reason=reason)
+                told = True
+            news = self._learned if minor is None else self.decides
+            if news.is_set():
+                await asyncio.sleep(sockets.CHECK_S)
+            else:
+                await first_of(news, seconds=sockets.CHECK_S)
 
     async def _read(self, claim: ClaimName) -> ResourceClaim:
         where = f"namespaces/{claim.namespace}/resourceclaims/{claim.name}"
@@ -509,10 +519,6 @@ class RenewedDrivers:
     async def finish(self) -> None:
         """Wait for the answers to calls that were passed on."""
         await asyncio.gather(*self._answers)
-
-
-async def _claims_of(api: Client, keep: Callable[[ResourceClaim], bool], version: str) -> list[ResourceClaim]:
-    return (await api.list(f"{api_path(version)}/resourceclaims", ResourceClaim, keep=keep))[0]
 
 
 def pcie_root(pci: str) -> str:

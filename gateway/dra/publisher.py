@@ -135,12 +135,11 @@ class Publisher:
         api: the API server.
         current: its version of resource.k8s.io.
         node: the node's name.
-        owner: the node's UID, '' if unknown.
         offered: returns what each driver offers now, by its name; None if unknown: then its slices stay as they are.
         ready: returns True if a kubelet accepted a driver. Until then no further devices are offered: if a claim were
             prepared too early, the kubelet would retry only after 60 to 90 s (run on 1.36).
         met: called when the devices that other drivers offer have changed.
-        rival: returns what is known of another process with a driver's name; None: no check is made.
+        rival: returns what is known of another process with a driver's name; None: nothing.
         noticed: called when slices changed.
     """
 
@@ -149,14 +148,13 @@ class Publisher:
         api: Client,
         current: Current,
         node: str,
-        owner: str,
         offered: Callable[[], Mapping[str, Sequence[Offer] | None]],
         ready: Callable[[str], bool],
-        met: Callable[[], None] = lambda: None,
-        rival: Callable[[str], Rival | None] = lambda _: None,
-        noticed: Callable[[], None] = lambda: None,
+        met: Callable[[], None],
+        rival: Callable[[str], Rival | None],
+        noticed: Callable[[], None],
     ) -> None:
-        self._api, self._current, self._node, self._owner = api, current, node, owner
+        self._api, self._current, self._node, self._owner = api, current, node, ""
         self._offered, self._ready, self._met = offered, ready, met
         self._rival, self._noticed = rival, noticed
         self._there: dict[str, Slice] | None = None
@@ -222,8 +220,9 @@ class Publisher:
             if (one.spec.driver, one.spec.node) == (driver, self._node) and not slices.is_ours(name, one, self._node)
         }
 
-    async def run(self) -> None:
-        """Publish. Never returns."""
+    async def run(self, owner: str) -> None:
+        """Publish. Never returns. ``owner`` is the node's UID, '' if unknown."""
+        self._owner = owner
         retries = Retries()
         while True:
             await self._wake.wait()

@@ -7,14 +7,11 @@ the DRA API on the same socket (operation_generator.go of the kubelet).
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
-
-import structlog
 
 from gateway.age import TOKEN
 from gateway.wires.unix import listens
@@ -26,7 +23,6 @@ CHECK_S: Final = 1.0
 """Seconds between two checks if another gateway has ended."""
 _NAME_CHARS: Final = 14
 """Characters of the driver's name in a socket's name. A socket's path may have 107 bytes, a driver's name alone 63."""
-_log = structlog.get_logger()
 
 
 def path_of(folder: Path, driver: str, token: str) -> Path:
@@ -50,32 +46,6 @@ def listening_path(folder: Path, driver: str, token: Callable[[], str]) -> Path 
     """Return the socket of the gateway with this token; None if no process listens on it."""
     path = path_of(folder, driver, token())
     return path if listens(path) else None
-
-
-async def until_may_register(
-    driver: str,
-    others: Callable[[], Sequence[Path]],
-    kubelet: Callable[[], int | None],
-    lacking: Callable[[], str],
-    learned: asyncio.Event,
-    decides: asyncio.Event,
-) -> None:
-    """Wait until the driver may be registered: with an old kubelet, the registration would break another gateway's.
-
-    ``learned``: the kubelet's version is known. ``decides``: this gateway leads. ``lacking`` returns why the kubelet can't use DRA.
-    """
-    told = False
-    while ((minor := kubelet()) is None or minor < FIRST_OVERLAP_MINOR) and (
-        lacking() or not decides.is_set() or others()
-    ):
-        if not told and minor is not None and not lacking():
-            reason = f"kubelet 1.{minor} allows one process per DRA driver: a second breaks the first"
-            _log.info("the DRA driver is registered once this gateway leads", driver=driver, reason=reason)
-            told = True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CHECK_S):
-                news = learned if minor is None else decides
-                await (asyncio.sleep(CHECK_S) if news.is_set() else news.wait())
 
 
 def is_socket_path(path: Path, folder: Path, driver: str) -> bool:

@@ -533,8 +533,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "OD34",
         "it is not waited for what the slices offer",
         "gateway/dra/drivers.py",
-        "self._publisher is not None and self._publisher.has_looked:",
-        "self._publisher is not None:",
+        "self.crossing is not None and self._publisher.has_looked:",
+        "self.crossing is not None:",
         f"{_NAMES}::test_what_a_pod_by_name_had_waits_until_the_slices_are_known",
     ),
     Mutant(
