@@ -91,10 +91,8 @@ def came(word: Word, devices: tuple[Device, ...], limits: Limits, now: float) ->
     if uncovered is not None and now - uncovered > RETURNED_S:
         uncovered = None
     before = {one.id for one in word.devices or () if one.health is Health.UNHEALTHY} | word.mended
-    mended = (
-        frozenset(one.id for one in devices if one.id in before and one.health is Health.HEALTHY) if before else before
-    )
-    return Word(devices, word.options, uncovered=uncovered, mended=frozenset(mended))
+    mended = frozenset(one.id for one in devices if one.id in before and one.health is Health.HEALTHY)
+    return Word(devices, word.options, uncovered=uncovered, mended=mended)
 
 
 def listing(word: Word, limits: Limits, now: float) -> Listing | None:

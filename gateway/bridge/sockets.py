@@ -31,13 +31,15 @@ from gateway.wires.log import Seldom
 from gateway.wires.unix import listens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Awaitable, Callable, Collection
     from pathlib import Path
 
     from adapters.dialect import Dialect
     from devices.model import Registration
-    from gateway.bridge.admission import Admission
+    from gateway.bridge.memory import PluginFolder
     from gateway.kubelet.identity import SocketId
+
+    Accept = Callable[[Path, Dialect, str, Options, PluginFolder], Awaitable[None]]
 
 LOOK_PERIOD_S: Final = 1.0
 """Seconds between two reads of the folders. A kubelet reads plugins_registry as often."""
@@ -96,16 +98,16 @@ class Sockets:
 
     Args:
         folder: ``--bridge DIR``.
-        host: accepts the plugins.
+        accept: accepts a plugin, or raises a ``RefusedError``.
         spared: returns the sockets that stay when those of earlier plugins are removed.
     """
 
-    def __init__(self, folder: Path, host: Admission, spared: Callable[[], Collection[Path]] = tuple) -> None:
+    def __init__(self, folder: Path, accept: Accept, spared: Callable[[], Collection[Path]] = tuple) -> None:
         self.folder = folder
-        self._host, self._spared = host, spared
+        self._accept, self._spared = accept, spared
         self._server: rpc.UnixServer | None = None
         self._bound: SocketId | None = None
-        self.registry = Registry(folder / REGISTRY, folder, host)
+        self.registry = Registry(folder, accept)
         self._seldom = Seldom(times=10)
 
     @property
@@ -176,7 +178,7 @@ class Sockets:
         try:
             dialect, said = _understood(service, data)
             path = _endpoint(self.folder, REGISTRATION, said.endpoint)
-            await self._host.register(path, dialect, said.resource_name, said.options, REGISTRATION)
+            await self._accept(path, dialect, said.resource_name, said.options, REGISTRATION)
         except (RefusedError, MalformedError) as error:
             fault = error.fault if isinstance(error, RefusedError) else Fault.INVALID_ARGUMENT
             if (more := self._seldom.tell(fault.value)) is not None:
@@ -217,8 +219,8 @@ def _endpoint(root: Path, folder: str, name: str) -> Path:
 class Registry:
     """Finds plugins by their sockets in plugins_registry, asks for their names, and reports the result to them."""
 
-    def __init__(self, folder: Path, root: Path, host: Admission) -> None:
-        self._folder, self._root, self._host = folder, root, host
+    def __init__(self, root: Path, accept: Accept) -> None:
+        self._folder, self._root, self._accept = root / REGISTRY, root, accept
         self._seen: dict[str, SocketId] = {}
         """The sockets that were asked, by name."""
         self._ask_at: dict[str, float] = {}
@@ -281,7 +283,7 @@ class Registry:
         folder, endpoint = judge.endpoint_of(info, name)
         try:
             path = _endpoint(self._root, folder, endpoint)
-            await self._host.register(path, DIALECTS[0], info.name, Options(), REGISTRY)
+            await self._accept(path, DIALECTS[0], info.name, Options(), REGISTRY)
         except RefusedError as refused:
             return str(refused)
         return ""

@@ -16,23 +16,25 @@ from typing import Any, Final
 
 import structlog
 
-from devices.model import (
-    ContainerAnswer,
-    ContainerRequest,
-    PreferredRequest,
-    Sayable,
-)
+from adapters.dialect import Dialect
+from devices.model import ContainerAnswer, ContainerRequest, Fault, Options, PreferredRequest, RefusedError, Sayable
 from devices.policy import Policy
 from devices.source import Behind, DeviceSource, Facts, Fate, Hindrance, Inventory, not_offered
 from gateway.bridge import judge, memory, shield
-from gateway.bridge.admission import Admission
-from gateway.bridge.judge import REGISTRATION
-from gateway.bridge.peer import ListPace
+from gateway.bridge.judge import REGISTRATION, REGISTRY
+from gateway.bridge.peer import AwayError, ListPace, Peer
 from gateway.bridge.plugin import ALLOCATE_S, Bridged
 from gateway.bridge.sockets import LOOK_PERIOD_S, Sockets
+from gateway.kubelet.identity import socket_id
+from gateway.tasks import first_of
+from gateway.wires.log import Seldom
 
 FIRST_CALLS_S: Final = 2.0
 """Seconds that remembered plugins have to answer. After that the socket is opened, which makes every plugin register again."""
+RIVAL_ENDS_S: Final = 1.0
+"""Seconds for which a second plugin of a resource waits for the first one to end its stream. After that it is refused."""
+REGISTERS_PER_MINUTE = 600
+"""Most Registers of one resource per minute."""
 
 _log = structlog.get_logger()
 
@@ -61,8 +63,9 @@ class Bridge(DeviceSource):
         """The plugins, by the name that each registered."""
         self._taken, self._pace = taken, ListPace()
         self._keeper = memory.PluginsFile(state_dir, self._remembered)
-        self._admission = Admission(self.plugins, self._bridged, self._occupied, self._keeper.durable)
-        self._sockets = Sockets(folder, self._admission, self._kept)
+        self._sockets = Sockets(folder, self.register, self._kept)
+        self._registers = Seldom(times=REGISTERS_PER_MINUTE)
+        self._closing: asyncio.Future[None] | None = None
         self._news, self._told = asyncio.Event(), asyncio.Event()
         """``_news`` is set if there is something to announce, ``_told`` once the next inventory was taken."""
         self._told.set()
@@ -75,11 +78,6 @@ class Bridge(DeviceSource):
         """What identifies the version of the plugins' file that was read last."""
         self._hinders = ""
         self.adopt(policy)
-
-    @property
-    def counted(self) -> Collection[str]:
-        """The names by which Registers are counted."""
-        return self._admission.counted
 
     @property
     def is_open(self) -> bool:
@@ -268,6 +266,111 @@ class Bridge(DeviceSource):
         found = (seconds for pattern, seconds in bridging.deadlines if fnmatchcase(one.resource, pattern))
         one.deadline = next(found, ALLOCATE_S)
 
+    # The plugins that register. A refusal's message is for the plugin's author.
+
+    async def register(
+        self, path: Path, dialect: Dialect, resource: str, options: Options, folder: memory.PluginFolder
+    ) -> None:
+        """Accept a plugin.
+
+        Raises:
+            RefusedError: it is refused.
+        """
+        if problem := judge.resource_error(resource, self._policy.bridging.allow):
+            raise RefusedError(Fault.INVALID_ARGUMENT, problem)
+        if self._registers.tell(resource if resource in self.plugins else "") is None:
+            raise RefusedError(
+                Fault.RESOURCE_EXHAUSTED,
+                f"{resource} was registered more than {REGISTERS_PER_MINUTE} times in a minute. Register once "
+                "for each kubelet.sock",
+            )
+        self._require_socket(path, resource)
+        one = self.plugins.get(resource) or self._bridged(resource)
+        living = one.peer
+        if folder == REGISTRY and living is not None and living.path == path and living.identity == socket_id(path):
+            return  # It was found again after a restart of the bridge, and its stream is open.
+        if problem := self._occupied(resource):
+            raise RefusedError(Fault.ALREADY_EXISTS, problem)
+        peer = Peer(path, dialect, options)
+        try:
+            await peer.dial()
+            await peer.ask_options()
+            await self._require_no_rival(resource, path)
+            self._require_socket(path, resource)
+            self._require_room(resource)  # The last check, because many plugins may register at once.
+        except AwayError as error:
+            raise RefusedError(
+                Fault.UNAVAILABLE, f"failed to dial device plugin: {error}: serve the socket before registering it"
+            ) from error
+        except (RefusedError, asyncio.CancelledError):
+            await peer.close()
+            raise
+        one = self.plugins.setdefault(resource, one)
+        before = (one.folder, one.path, one.api, one.registered_on)
+        one.folder = folder
+        one.follow(peer)
+        _log.info("a plugin registered", resource=resource, endpoint=path.name, api=dialect.name, folder=folder)
+        if before != (one.folder, one.path, one.api, one.registered_on):
+            await self._keeper.durable()
+
+    def _require_socket(self, path: Path, resource: str) -> None:
+        """Refuse an endpoint that isn't a socket, or is another plugin's."""
+        found = socket_id(path)
+        if found is None:
+            raise RefusedError(
+                Fault.INVALID_ARGUMENT,
+                f"there is no socket at {path.parent.name}/{path.name} (links aren't followed). Bind it "
+                "there before registering it",
+            )
+        for name, one in self.plugins.items():
+            if name == resource or one.peer is None or one.peer.identity != found:
+                continue
+            if one.registered_on != found:  # The bridge reconnected by an old socket name, and another plugin answered.
+                one.give_way(f"its socket is {resource}'s now")
+            else:
+                raise RefusedError(
+                    Fault.ALREADY_EXISTS,
+                    f"the socket {path.name} serves {name} already. Bind another one for {resource}",
+                )
+
+    async def _require_no_rival(self, resource: str, path: Path) -> None:
+        """Refuse a second plugin for a resource while the first one lives. A restarted plugin is no second plugin."""
+        dead = None
+        while (one := self.plugins.get(resource)) is not None:
+            peer = one.peer
+            if peer is None or peer is dead or peer.path == path:
+                return
+            await first_of(peer.ended, seconds=RIVAL_ENDS_S)
+            if peer is one.peer and not peer.ended.is_set() and await peer.answers():
+                raise RefusedError(
+                    Fault.ALREADY_EXISTS,
+                    f"{resource} is offered by the plugin on {peer.path.name}, which still runs: end that one first, or give one of "
+                    "them another resource name",
+                )
+            dead = peer
+
+    def _require_room(self, resource: str) -> None:
+        """Refuse one more resource if there are too many, unless one can be dropped: its plugin is away and it offers no devices."""
+        if resource in self.plugins or len(self.plugins) < judge.MAX_PLUGINS:
+            return
+        now = time.monotonic()
+        idle = next(
+            (
+                name
+                for name, one in self.plugins.items()
+                if one.peer is None
+                and (not one.word.devices or shield.cover(one.word, one.limits, now) is shield.Cover.WITHDRAWN)
+            ),
+            None,
+        )
+        if idle is None:
+            raise RefusedError(
+                Fault.RESOURCE_EXHAUSTED,
+                f"more than {judge.MAX_PLUGINS} resources behind the bridge. End a plugin",
+            )
+        gone = self.plugins.pop(idle)
+        self._closing = asyncio.ensure_future(gone.close())
+
     # The calls.
 
     async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:  # noqa: ARG002
@@ -331,7 +434,7 @@ class Bridge(DeviceSource):
 
     def adopt(self, policy: Policy) -> None:
         """Use new settings."""
-        self._policy, self._admission.allow = policy, policy.bridging.allow
+        self._policy = policy
         self._limits = shield.Limits(policy.bridge_grace, policy.bridge_withdraw)
         for one in self.plugins.values():
             self._settle(one)
