@@ -29,11 +29,6 @@ _BEING_PREPARED_S: Final = 60.0
 """Seconds for which a file may belong to a claim that another gateway is preparing."""
 
 
-def name_of(driver: str, uid: str, device: str) -> str:
-    """Return the fully qualified CDI name of a claim's device."""
-    return f"{driver}/{_CLASS}={uid}-{device}"
-
-
 def edits(answer: ContainerAnswer) -> dict[str, Any]:
     """Return a device as CDI container edits; empty if it needs only CDI names."""
     mounts = [
@@ -61,7 +56,7 @@ def specification(driver: str, uid: str, devices: Mapping[str, ContainerAnswer])
 
 def names(driver: str, uid: str, device: str, answer: ContainerAnswer) -> tuple[str, ...]:
     """Return a device's CDI names: those in the answer, and the claim's own name if the device has edits."""
-    own = (name_of(driver, uid, device),) if edits(answer) else ()
+    own = (f"{driver}/{_CLASS}={uid}-{device}",) if edits(answer) else ()
     return (*answer.cdi_devices, *own)
 
 

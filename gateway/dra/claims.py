@@ -154,17 +154,6 @@ class ResourceClaim(Struct):
                 yield one.driver, one.device
 
 
-def unshown(claims: Iterable[ResourceClaim], node: str, shown: Container[tuple[str, str]]) -> str:
-    """Return the first claim with a device that no ResourceSlice of the node shows; '' if there is none.
-
-    Another DRA driver offered that device, and ended while the device was in use. The gateway can't know which GPU it is.
-    """
-    for claim in claims:
-        if any(one not in shown for one in claim.devices(node)):
-            return f"claim {claim.metadata.namespace}/{claim.metadata.name}"
-    return ""
-
-
 class Allocated(Struct, frozen=True):
     """The node's devices that are allocated to claims, as the API server reports them.
 
@@ -383,28 +372,6 @@ def allocated_to(namespace: str, name: str) -> str:
     return f"claim {namespace}/{name}"
 
 
-def taken(
-    claims: Iterable[ResourceClaim],
-    node: str,
-    boards_of: Mapping[tuple[str, str], str],
-    free: Iterable[tuple[str, str]],
-) -> dict[str, str]:
-    """Return, by board, a text that names the claim that has the board or may get it, as the API server reports it.
-
-    Args:
-        claims: all claims.
-        node: the name of the node and of its pool.
-        boards_of: the board of each device, by driver and name.
-        free: the devices that ResourceSlices offer to new claims.
-    """
-    found = {boards_of[one]: "a ResourceSlice still offers it" for one in free if one in boards_of}
-    for claim in claims:
-        for one in claim.devices(node):
-            if one in boards_of:
-                found[boards_of[one]] = allocated_to(claim.metadata.namespace, claim.metadata.name)
-    return found
-
-
 def allocations(
     claims: Sequence[ResourceClaim],
     node: str,
@@ -413,15 +380,30 @@ def allocations(
     offers: Mapping[str, Mapping[str, Offer]],
     rows: Mapping[str, Claimed],
 ) -> Allocated:
-    """Return what claims have of a node; most arguments are as for ``taken``.
+    """Return what claims have of a node, or may get, as the API server reports it.
 
-    ``published`` has two sets of devices: those that ResourceSlices offer to new claims, and all those that they show.
+    Args:
+        claims: all claims.
+        node: the name of the node and of its pool.
+        boards_of: the board of each device, by driver and name.
+        published: the devices that ResourceSlices offer to new claims, and all those that they show.
+        offers: our offers, by driver and name.
+        rows: the prepared claims.
     """
     free, shown = published
-    by_name, lacking = got_by_name(claims, node, offers, rows), unshown(claims, node, boards_of.keys() | shown)
     drivers = {driver for driver, _ in boards_of}
-    missing = any(one[0] in drivers and one not in boards_of for claim in claims for one in claim.devices(node))
-    return Allocated(taken(claims, node, boards_of, free), by_name, lacking, missing)
+    found = {boards_of[one]: "a ResourceSlice still offers it" for one in free if one in boards_of}
+    unshown, missing = "", False
+    for claim in claims:
+        words = allocated_to(claim.metadata.namespace, claim.metadata.name)
+        for one in claim.devices(node):
+            if one in boards_of:
+                found[boards_of[one]] = words
+                continue
+            missing = missing or one[0] in drivers
+            # Another DRA driver offered a device that is not shown, and ended while it was in use. It may be any GPU.
+            unshown = unshown or ("" if one in shown else words)
+    return Allocated(found, got_by_name(claims, node, offers, rows), unshown, missing)
 
 
 def got_by_name(

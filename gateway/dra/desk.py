@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 from msgspec import Struct, field
 
-from gateway.dra import publisher
 from gateway.dra.claims import Metadata
 from gateway.dra.crossing import NotWrittenError
 from gateway.kubernetes.allocatable import LEAVE_WAIT_S
@@ -29,6 +28,7 @@ from gateway.wires.control import ControlError, shown
 
 if TYPE_CHECKING:
     from gateway.dra.crossing import Crossing
+    from gateway.dra.publisher import Current
     from gateway.kubernetes.client import Client
     from gateway.memory.ledger import Ledger
     from gateway.telling.sides import DriverStatus
@@ -96,15 +96,18 @@ class Names:
 
     Args:
         api: the API server.
+        current: its version of resource.k8s.io.
         node: the node's path at the API server.
         crossing: knows the side of each board.
         ledger: has the claims that were made for such pods.
         changed: called when DRA must stop offering GPUs to new claims, or may offer them again.
     """
 
-    def __init__(self, api: Client, node: str, crossing: Crossing, ledger: Ledger, changed: Callable[[], None]) -> None:
-        self._api, self._node, self._crossing, self._ledger, self._changed = api, node, crossing, ledger, changed
-        self._path = ""
+    def __init__(
+        self, api: Client, current: Current, node: str, crossing: Crossing, ledger: Ledger, changed: Callable[[], None]
+    ) -> None:
+        self._api, self._current, self._node = api, current, node
+        self._crossing, self._ledger, self._changed = crossing, ledger, changed
         self._kubelet: int | None = None
         self._classes: Mapping[str, str] | None = None
         self._unsaid = "the API server has not reported yet which DeviceClasses exist"
@@ -166,9 +169,7 @@ class Names:
         return failed if matters else None
 
     async def _read(self) -> None:
-        path, self._path = self._path or f"{publisher.api_path(await publisher.ask(self._api))}/deviceclasses", ""
-        found, _ = await self._api.list(path, DeviceClass)
-        self._path = path
+        found = await self._current.list("deviceclasses", DeviceClass)
         self._classes = {one.metadata.name: one.spec.resource for one in found}
         self._named |= {*self._classes.values()}
 

@@ -24,7 +24,6 @@ from gateway.dra.claims import Allocated, ResourceClaim, allocations, key
 from gateway.dra.crossing import Crossing
 from gateway.dra.desk import FIRST, CrossingOrders, Names, leave, not_taken, too_old
 from gateway.dra.driver import ClaimsOf, forget_ended_claims
-from gateway.dra.offer import first_said
 from gateway.dra.pods import AskedClaims, EndedPods, awaits_admission, is_away, pods_of, requested, until_registered
 from gateway.dra.publisher import Current, Publisher, api_path
 from gateway.dra.rivals import Announced, Rival
@@ -107,7 +106,7 @@ class Drivers:
             allocatable = Allocatable(self._api, path(settings), *asks)
             ask = AskedClaims(self._allocated, lambda: self._foreign({}) is not None)
             self.crossing = Crossing(inside.holdings, inside.resources, ask, inside.update, allocatable, inside.first)
-            names = Names(self._api, path(settings), self.crossing, self._holdings.ledger, self.update)
+            names = Names(self._api, self._current, path(settings), self.crossing, self._holdings.ledger, self.update)
             self._orders = CrossingOrders(self.crossing, lambda: self.lacking or not_taken(self.standings()), names)
         self.leave = partial(leave, self.crossing, self._holdings.ledger)
         self._boards: dict[tuple[str, str], str] = {}
@@ -270,7 +269,13 @@ class Drivers:
             return {} if self._kubelet is not None and self.lacking else None
         if not self._publisher.meets_strangers:
             return {}
-        return first_said(there, lambda name, one: self.stranger(one, self._inside.source.facts(name)(one)))
+        found: dict[str, str] = {}
+        for board, devices in there.items():
+            for name, entry in devices:
+                about = self._inside.source.facts(name)(entry.device.id)
+                if words := self.stranger(entry.device.id, about):
+                    found.setdefault(board, words)
+        return found
 
     def board_statuses(self) -> Sequence[BoardStatus]:
         """Return where each GPU is; empty if the device plugin API isn't served."""
@@ -388,20 +393,13 @@ class Drivers:
         """
         node = self._settings.node_name
         try:
-            found = await self._claims(lambda one: any(one.devices(node)))
+            found = await self._current.list("resourceclaims", ResourceClaim, lambda one: any(one.devices(node)))
         except KubernetesError as error:
             if self._current.version is not None or error.status != 404:
                 raise
             return Allocated()  # The server has no resource.k8s.io API, so it has no claims.
         published = self._publisher.free(), self._publisher.shown()
         return allocations(found, node, self._boards, published, self._offers, self._holdings.ledger.claims)
-
-    async def _claims(self, keep: Callable[[ResourceClaim], bool]) -> list[ResourceClaim]:
-        """Return the cluster's claims that ``keep`` accepts."""
-        found, _ = await self._current.at(
-            lambda version: self._api.list(f"{api_path(version)}/resourceclaims", ResourceClaim, keep=keep)
-        )
-        return found
 
     async def _keep_serving(self, driver: str) -> None:
         while True:
@@ -416,7 +414,7 @@ class Drivers:
         if driver not in self._rivals:
             others, with_one = (
                 partial(self._publisher.others, driver),
-                partial(self._claims, lambda one: one.has(driver)),
+                partial(self._current.list, "resourceclaims", ResourceClaim, lambda one: one.has(driver)),
             )
             self._rivals[driver] = Rival(
                 driver,

@@ -363,12 +363,3 @@ def version(text: str) -> Version | None:
     if match is None:
         return None
     return Version(".".join(part or "0" for part in match.groups()))
-
-
-def first_said(there: Mapping[str, Iterable[tuple[str, Entry]]], said: Callable[[str, str], str]) -> dict[str, str]:
-    """Return, by board, the first text that ``said`` returns for one of its devices; boards without a text are left out."""
-    found = {
-        board: next(filter(None, (said(name, one.device.id) for name, one in devices)), "")
-        for board, devices in there.items()
-    }
-    return {board: words for board, words in found.items() if words}

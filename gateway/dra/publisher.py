@@ -127,6 +127,11 @@ class Current:
                 raise
         return await do(found)
 
+    async def list(self, plural: str, kind: type[T], keep: Callable[[T], bool] = lambda _: True) -> list[T]:
+        """Return the cluster's objects of a kind that ``keep`` accepts. Raises as ``at``."""
+        found, _ = await self.at(lambda version: self._api.list(f"{api_path(version)}/{plural}", kind, keep=keep))
+        return found
+
 
 class Publisher:
     """Writes the slices of this node's drivers.

@@ -91,11 +91,19 @@ class Service:
         Raises:
             OSError, RuntimeError: it can't be bound.
         """
-        methods = self._registration()
+        methods = {
+            pluginregistration.GET_INFO: rpc.unary(self._info),
+            pluginregistration.NOTIFY: rpc.unary(self._notified),
+        }
         for api in APIS:
-            methods |= self._plugin(api)
+            name, prepare = f"/{api.service}/{plugin.PREPARE}", partial(self._prepare, api)
+            methods[name] = self._calls(name, api.decode_prepare_request, prepare, api.encode_prepare_answer)
+            name = f"/{api.service}/{plugin.UNPREPARE}"
+            methods[name] = self._calls(
+                name, api.decode_unprepare_request, self._unprepare, api.encode_unprepare_answer
+            )
         for version in health.VERSIONS:
-            methods |= self._health(version)
+            methods[f"/{health.service(version)}/{health.WATCH}"] = rpc.writing(self._watch)
         # When a server ends, gRPC removes the name that it bound, even if it is a newer server's by then.
         made = path.with_name(f".{os.urandom(4).hex()}")  # Kubelets ignore names with a dot in front.
         server = rpc.UnixServer(made, methods.get, _OPTIONS, MAX_CALLS)
@@ -129,22 +137,12 @@ class Service:
         if self._stopping is not None:
             await self._stopping
 
-    def _registration(self) -> dict[str, rpc.Method]:
-        async def info(_: bytes, __: Any) -> bytes:
-            return pluginregistration.encode_info(PluginInfo(_TYPE, self._claims.name, versions=SERVICES))
+    async def _info(self, _: bytes, __: rpc.Call) -> bytes:
+        return pluginregistration.encode_info(PluginInfo(_TYPE, self.name, versions=SERVICES))
 
-        async def notify(data: bytes, context: rpc.Call) -> bytes:
-            self._claims.registered(await _decoded(pluginregistration.decode_status, data, context))
-            return b""
-
-        return {pluginregistration.GET_INFO: rpc.unary(info), pluginregistration.NOTIFY: rpc.unary(notify)}
-
-    def _plugin(self, api: PluginApi) -> dict[str, rpc.Method]:
-        prepare, unprepare = f"/{api.service}/{plugin.PREPARE}", f"/{api.service}/{plugin.UNPREPARE}"
-        prepared = partial(self._prepare, api)
-        return self._calls(prepare, api.decode_prepare_request, prepared, api.encode_prepare_answer) | self._calls(
-            unprepare, api.decode_unprepare_request, self._unprepare, api.encode_unprepare_answer
-        )
+    async def _notified(self, data: bytes, context: rpc.Call) -> bytes:
+        self._claims.registered(await _decoded(pluginregistration.decode_status, data, context))
+        return b""
 
     def _calls(
         self,
@@ -152,21 +150,22 @@ class Service:
         decode: Callable[[bytes], Sequence[ClaimName]],
         answer: Callable[[ClaimName], Awaitable[Any]],
         encode: Callable[[dict[str, Any]], bytes],
-    ) -> dict[str, rpc.Method]:
+    ) -> rpc.Method:
         """Return the method that calls ``answer`` for each claim of a request. If another gateway answers, its errors are passed back."""
 
-        async def answered(asked: Sequence[ClaimName]) -> bytes:
-            answers = await asyncio.gather(*map(answer, asked))
-            return encode(dict(zip((one.uid for one in asked), answers, strict=True)))
-
         async def called(data: bytes, context: rpc.Call) -> bytes:
-            asked = await _decoded(decode, data, context)
+            asked: Sequence[ClaimName] = await _decoded(decode, data, context)
+
+            async def answered() -> bytes:
+                answers = await asyncio.gather(*map(answer, asked))
+                return encode(dict(zip((one.uid for one in asked), answers, strict=True)))
+
             try:
-                return await self._answer_or_pass_on(method, data, partial(answered, asked))
+                return await self._answer_or_pass_on(method, data, answered)
             except rpc.CallError as error:
                 await context.abort(error.code, error.details)
 
-        return {method: rpc.unary(called)}
+        return rpc.unary(called)
 
     async def _call_decider(self, method: str, data: bytes, work: _Work) -> bytes:
         """Answer a call here, or pass it on to the gateway that decides; wait if none decides yet.
@@ -245,15 +244,12 @@ class Service:
             tell = _log.warning if "reason" in more else _log.info
             tell(what, driver=self.name, claim=str(claim), **more, **untold)
 
-    def _health(self, version: str) -> dict[str, rpc.Method]:
-        async def watch(call: rpc.Call) -> None:
-            await first_of(self._claims.decides, self._ending)  # Two gateways might report different health.
-            while not self._ending.is_set():
-                news = self._claims.news
-                await call.write(health.encode(self._claims.health(), HEALTH_VALID_S))
-                await first_of(news, self._ending, seconds=HEALTH_PERIOD_S)
-
-        return {f"/{health.service(version)}/{health.WATCH}": rpc.writing(watch)}
+    async def _watch(self, call: rpc.Call) -> None:
+        await first_of(self._claims.decides, self._ending)  # Two gateways might report different health.
+        while not self._ending.is_set():
+            news = self._claims.news
+            await call.write(health.encode(self._claims.health(), HEALTH_VALID_S))
+            await first_of(news, self._ending, seconds=HEALTH_PERIOD_S)
 
 
 async def serve(make: Callable[[], Service], path: Path) -> Service:

@@ -132,20 +132,14 @@ def changes(pool: Pool, there: Mapping[str, Slice], last: int = 0) -> list[Chang
         there: our slices of the pool that the API server has, by name.
         last: the highest generation that was ever written.
     """
-    parts = _parts(pool)
-    names = [name_of(pool, number) for number in range(len(parts))]
-    generations = {there[name].generation for name in names if name in there}
-    left = sorted(there.keys() - set(names))
-    same = len(generations) == 1 and not left
-    if same and all(
-        name in there and _is(there[name], part, len(parts)) for name, part in zip(names, parts, strict=True)
-    ):
+    parts = {name_of(pool, number): part for number, part in enumerate(_parts(pool))}
+    generations = {one.generation for one in there.values()}
+    same = there.keys() == parts.keys() and len(generations) == 1
+    if same and all(_is(there[name], part, len(parts)) for name, part in parts.items()):
         return []
-    generation = max([last, *(one.generation for one in there.values())]) + 1
-    wanted = [
-        Change(name, _body(pool, name, part, generation, len(parts))) for name, part in zip(names, parts, strict=True)
-    ]
-    return [*wanted, *(Change(name) for name in left)]
+    generation = max([last, *generations]) + 1
+    wanted = [Change(name, _body(pool, name, part, generation, len(parts))) for name, part in parts.items()]
+    return [*wanted, *map(Change, sorted(there.keys() - parts.keys()))]
 
 
 def no_more(devices: Iterable[Offer], there: Iterable[Slice]) -> tuple[Offer, ...]:

@@ -85,25 +85,22 @@ class Allocatable:
         counts = {name: len(ids) for name, ids in stay.items()}
         self._lowers = counts.keys()
         try:
-            await self._lower(counts)
+            await self.tell(counts)
+            seen = self._told_at = time.monotonic()
+            ends, wait = seen + MAX_CHECKS_S, CHECK_S
+            while (now := time.monotonic()) < ends:
+                if self._shows_more(counts):
+                    seen = now
+                    if now - self._told_at >= SETTLE_S:
+                        await self.tell(counts)
+                        self._told_at = now
+                elif now - seen >= SETTLE_S:
+                    if not await self._arriving(counts):
+                        return
+                    wait *= 2
+                await asyncio.sleep(min(wait, ends - now))
         finally:
             self._lowers = ()
-
-    async def _lower(self, counts: Mapping[str, int]) -> None:
-        await self.tell(counts)
-        seen = self._told_at = time.monotonic()
-        ends, wait = seen + MAX_CHECKS_S, CHECK_S
-        while (now := time.monotonic()) < ends:
-            if self._shows_more(counts):
-                seen = now
-                if now - self._told_at >= SETTLE_S:
-                    await self.tell(counts)
-                    self._told_at = now
-            elif now - seen >= SETTLE_S:
-                if not await self._arriving(counts):
-                    return
-                wait *= 2
-            await asyncio.sleep(min(wait, ends - now))
         _log.info("pods that were bound to the node may get no device", waited_s=MAX_CHECKS_S)
 
     async def let_in(self, resource: str) -> None:

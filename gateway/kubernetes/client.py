@@ -123,12 +123,8 @@ class Client:
 
     def close(self) -> None:
         """Close the kept connection. Requests in flight end with their tasks."""
-        if self._forget is not None:
-            self._forget.cancel()
-            self._forget = None
-        if self._idle is not None:
-            self._idle.close()
-            self._idle = None
+        if (kept := self._take_kept()) is not None:
+            kept.close()
 
     async def get(self, path: str, kind: type[T], *, seconds: float = REQUEST_S) -> T:
         """Get one object; ``kind`` is a msgspec type with the fields to read (or ``dict[str, Any]``).
@@ -201,23 +197,21 @@ class Client:
         text = await self._ask("PATCH", target(path, query), body, Patch.APPLY.value, seconds=REQUEST_S)
         return decoded(text, kind, f"PATCH {path}")
 
-    async def delete(self, path: str) -> bool:
-        """Delete an object; return False if it didn't exist."""
+    async def delete(self, path: str) -> None:
+        """Delete an object, if it exists."""
         try:
             await self._ask("DELETE", path, seconds=REQUEST_S)
         except KubernetesError as error:
-            if error.is_missing:
-                return False
-            raise
-        return True
+            if not error.is_missing:
+                raise
 
     @asynccontextmanager
-    async def stream(self, path: str, *, seconds: float = REQUEST_S) -> AsyncIterator[AsyncGenerator[bytes, None]]:
-        """Open a request with an endless answer, for ``watch``; ``seconds`` limits the wait for its head, not for its body."""
+    async def stream(self, path: str) -> AsyncIterator[AsyncGenerator[bytes, None]]:
+        """Open a request with an endless answer, for ``watch``; ``REQUEST_S`` limits the wait for its head, not for its body."""
         connection = None
         try:
-            async with _within(seconds, f"GET {path}"):
-                connection = await self._connect(seconds)
+            async with _within(REQUEST_S, f"GET {path}"):
+                connection = await self._connect(REQUEST_S)
                 answer = await self._send(connection, "GET", path, b"", "")
                 if answer.status_code != 200:
                     raise _refusal(f"GET {path}", answer, await _whole(connection))

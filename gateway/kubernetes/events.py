@@ -30,8 +30,6 @@ REFILL_S: Final = 60.0
 """At most ``BURST`` events at once. After that, one every ``REFILL_S`` seconds."""
 MAX_WAITING: Final = 20
 """Most events that wait while the API server is away. The newest are kept."""
-_MAX_REMEMBERED: Final = 1000
-"""Most events of which the time is remembered."""
 _MESSAGE_CHARS: Final = 1024
 _BAD_STATES: Final = frozenset({State.UNHEALTHY, State.LOST})
 _COMPONENT: Final = "device-plugin-gateway"
@@ -98,16 +96,14 @@ class Queue:
     def add(self, news: News, now: float) -> bool:
         """Add an event. Return False, and count it as dropped, if it was sent lately or there are too many."""
         key = (news.reason, news.subject)
+        self._told = {one: at for one, at in self._told.items() if now - at < REPEAT_AFTER_S}
         self._tokens = min(float(BURST), self._tokens + (now - self._at) / REFILL_S)
         self._at = now
-        if now - self._told.get(key, float("-inf")) < REPEAT_AFTER_S or self._tokens < 1:
+        if key in self._told or self._tokens < 1:
             self.dropped += 1
             return False
         self._tokens -= 1
-        self._told.pop(key, None)
         self._told[key] = now
-        if len(self._told) > _MAX_REMEMBERED:
-            del self._told[next(iter(self._told))]
         self.waiting.append(news)
         return True
 

@@ -30,7 +30,6 @@ class NodeMetadata(Struct, frozen=True):
     uid: str = ""
     labels: dict[str, str] = field(default_factory=dict)
     annotations: dict[str, str] = field(default_factory=dict)
-    resource_version: str = field(default="", name="resourceVersion")
 
 
 class Taint(Struct, frozen=True, omit_defaults=True):

@@ -34,8 +34,6 @@ WATCH_S = 300
 """Seconds after which the server ends a watch. Then the next watch starts."""
 WATCH_GRACE_S = 30
 """Seconds after ``WATCH_S`` until the client ends a watch that the server didn't end."""
-HEAD_S = client.REQUEST_S
-"""Seconds for the head of a watch's answer."""
 _GONE: Final = 410
 
 _log = structlog.get_logger()
@@ -201,8 +199,10 @@ class Watch(Generic[T]):
             "resourceVersion": self._version,
         }
         path = client.target(self._path, self._query | query)
-        async with self._api.stream(path, seconds=HEAD_S) as parts:
-            self._well()
+        async with self._api.stream(path) as parts:
+            if self.trouble:
+                _log.info("watching the API server", path=self._path)
+            self.trouble = ""
             async with contextlib.aclosing(_lines(parts, WATCH_S + WATCH_GRACE_S)) as lines:
                 async for line in lines:
                     try:
@@ -229,11 +229,6 @@ class Watch(Generic[T]):
         except ValueError:
             return None  # of a later Kubernetes
         return ObjectChange(kind, (client.decoded(bytes(event.object), self._kind, what),))
-
-    def _well(self) -> None:
-        if self.trouble:
-            _log.info("watching the API server", path=self._path)
-        self.trouble = ""
 
     def _tell(self, error: KubernetesError) -> None:
         if not self.trouble or self._retries.are_new:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.dra.desk import DeviceClass, Names
+from gateway.dra.publisher import Current
 from gateway.kubernetes.client import KubernetesError, decoded
 from gateway.sides import names
 from gateway.sides.side import Side
@@ -77,12 +78,12 @@ class Api:
         text = '{"versions": [{"version": "v1"}], "metadata": {}, "status": {"nodeInfo": {"kubeletVersion": "%s"}}}'
         return decoded((text % self.kubelet).encode(), kind, path)
 
-    async def list(self, path: str, kind: Any) -> tuple[list[Any], str]:
+    async def list(self, path: str, kind: Any, *, keep: Callable[[Any], bool]) -> tuple[list[Any], str]:
         if self.away:
             raise KubernetesError(path, 0, "nobody is there", away=True)
         assert kind is DeviceClass
         text = '{"metadata": {"name": "c"}, "spec": {"extendedResourceName": "%s"}}' % self.named  # noqa: UP031 - JSON
-        return [decoded(text.encode(), kind, path)], ""
+        return list(filter(keep, [decoded(text.encode(), kind, path)])), ""
 
 
 async def test_it_is_said_once_and_what_was_known_counts_while_nobody_answers() -> None:
@@ -90,7 +91,9 @@ async def test_it_is_said_once_and_what_was_known_counts_while_nobody_answers() 
     boards: Any = SimpleNamespace(is_known=True, boards=lambda: {"a": [(GPU, None)]}, side=lambda _: Side.DRA)
     ledger: Any = SimpleNamespace(claims={})
     known: Any = api
-    looks = Names(known, "/api/v1/nodes/n1", boards, ledger, lambda: changes.append(looks.status.overlooked))
+    looks = Names(
+        known, Current(known), "/api/v1/nodes/n1", boards, ledger, lambda: changes.append(looks.status.overlooked)
+    )
     with capture_logs() as said:
         for away in (False, False, True, False):
             api.away = away
