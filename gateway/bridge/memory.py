@@ -19,7 +19,7 @@ from msgspec import Meta, Struct, structs
 
 from adapters.registry import DIALECTS
 from devices.files import NotPlainError, read_plain, replace
-from devices.model import ContainerAnswer
+from devices.model import ContainerAnswer, Device, Options
 from gateway.bridge.judge import MAX_DEVICES, MAX_PLUGINS
 from gateway.kubelet.identity import SocketId
 from gateway.tasks import first_of
@@ -42,14 +42,6 @@ _Name = Annotated[str, Meta(min_length=1, max_length=512)]
 _log = structlog.get_logger()
 
 
-class DeviceRow(Struct, frozen=True):
-    """A device: its ID, whether it was healthy, and its NUMA nodes."""
-
-    id: _Name
-    well: bool
-    numa: tuple[int, ...] = ()
-
-
 class EarlierAnswer(Struct, frozen=True):
     """The response that a container with these devices got."""
 
@@ -57,25 +49,23 @@ class EarlierAnswer(Struct, frozen=True):
     given: ContainerAnswer
 
 
-class Plugin(Struct, frozen=True, rename={"folder": "door"}):
+class Plugin(Struct, frozen=True):
     """A resource and its plugin: folder and name of its socket, its dialect, options, devices and responses.
 
-    ``away_since`` is in Unix seconds, None if the plugin was connected. ``socket`` is the one that it registered. ``listed`` is True
-    if it has sent its first list.
+    ``devices`` is None if it has not sent its first list. ``away_since`` is in Unix seconds, None if the plugin was connected.
+    ``socket`` is the one that it registered.
     """
 
     resource: _Name
     folder: PluginFolder
     endpoint: _Name
     api: Api
-    devices: Annotated[tuple[DeviceRow, ...], Meta(max_length=MAX_DEVICES)]
-    pre_start: bool = False
-    preferred: bool = False
+    devices: Annotated[tuple[Device, ...], Meta(max_length=MAX_DEVICES)] | None
+    options: Options
     away_since: float | None = None
     why: _Text = ""
     answers: tuple[EarlierAnswer, ...] = ()
     socket: SocketId | None = None
-    listed: bool = True
 
 
 class SavedPlugins(Struct, frozen=True):
@@ -170,5 +160,5 @@ class PluginsFile:
                 failed = str(error)
             saved.set()
             await asyncio.sleep(SAVE_SOON_S)
-            if all(row.listed for row in rows):  # Otherwise the first list, which comes soon, would wait.
+            if all(row.devices is not None for row in rows):  # Otherwise the first list, which comes soon, would wait.
                 await first_of(self._urgent, seconds=SAVE_PERIOD_S - SAVE_SOON_S)

@@ -19,9 +19,8 @@ from msgspec.structs import replace
 from adapters.dialect import MalformedError
 from adapters.registry import DIALECTS, by_name
 from adapters.spelling import require_bounded
-from devices.model import Device, Fault, Health, Options, RefusedError
+from devices.model import Fault, RefusedError
 from gateway.bridge import judge, memory, shield
-from gateway.bridge.memory import DeviceRow
 from gateway.bridge.peer import MAX_LIST_BYTES, PRE_START_S, AwayError, ListPace, Peer
 from gateway.kubelet.identity import socket_id
 from gateway.tasks import Background
@@ -32,9 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
     from pathlib import Path
 
-    from devices.model import ContainerAnswer, ContainerRequest, PreferredRequest
+    from devices.model import ContainerAnswer, ContainerRequest, Device, PreferredRequest
     from gateway.bridge.memory import Api, PluginFolder
-    from gateway.bridge.shield import Limits, Word
+    from gateway.bridge.shield import Word
     from gateway.kubelet.identity import SocketId
 
 EMPTY_LIST_WAIT_S: Final = 1.0
@@ -65,7 +64,6 @@ class Bridged:
     Args:
         resource: the name that the plugin registered.
         changed: called when there is something new to announce, or to write.
-        limits: how long the plugin may be away.
         beside: returns all plugins of the bridge.
         pace: limits the CPU time for lists.
     """
@@ -74,11 +72,10 @@ class Bridged:
         self,
         resource: str,
         changed: Callable[[], None],
-        limits: Limits,
         beside: Callable[[], Iterable[Bridged]],
         pace: ListPace,
     ) -> None:
-        self.resource, self._changed, self.limits = resource, changed, limits
+        self.resource, self._changed, self.limits = resource, changed, shield.Limits()
         self._beside, self._pace = beside, pace
         self.word: Word = shield.Word()
         self.peer: Peer | None = None  # The registration that gets the calls; None while the plugin is away.
@@ -94,7 +91,7 @@ class Bridged:
         self.answers: OrderedDict[frozenset[str], ContainerAnswer] = OrderedDict()
         self.trouble = ""
         """What was wrong with its last list; empty if nothing was."""
-        self.registrations = self.returns = self.absences = self.repeated = 0
+        self.registrations = self.absences = self.repeated = 0
         self.since = time.monotonic()
         """When it last came or went (monotonic seconds)."""
         self._turn = asyncio.Lock()
@@ -204,7 +201,7 @@ class Bridged:
         self.trouble, now, away = "", time.monotonic(), self.word.away_since
         self.word = shield.came(self.word, devices, self.limits, now)
         if away is not None:
-            self.returns, self.since = self.returns + 1, now
+            self.since = now
             if (more := self._seldom.tell("there")) is not None:
                 away_s = round(now - away, 1)
                 self._log.info(
@@ -241,11 +238,9 @@ class Bridged:
 
     def recall(self, path: Path, row: memory.Plugin) -> None:
         """Restore the plugin from its row in the file. A plugin that was away is still away, since the same time."""
-        listed = (Device(one.id, Health.HEALTHY if one.well else Health.UNHEALTHY, one.numa) for one in row.devices)
-        devices = tuple(judge.placed(row.resource, one) for one in listed) if row.listed else None
         # The file has Unix times, the shield monotonic ones.
         since = None if row.away_since is None else time.monotonic() - max(0.0, time.time() - row.away_since)
-        self.word = shield.Word(devices, Options(row.pre_start, row.preferred), since, "" if since is None else row.why)
+        self.word = shield.Word(row.devices, row.options, since, "" if since is None else row.why)
         self.path, self.folder, self.api, self.registered_on = path, row.folder, row.api, row.socket
         self.answers = OrderedDict((frozenset(each.devices), each.given) for each in row.answers)
         self.trouble = ""
@@ -260,16 +255,12 @@ class Bridged:
             folder=self.folder,
             endpoint=self.path.name,
             api=self.api,
-            devices=tuple(
-                DeviceRow(one.id, one.health is Health.HEALTHY, one.numa_nodes) for one in word.devices or ()
-            ),
-            pre_start=word.options.pre_start_required,
-            preferred=word.options.preferred_allocation,
+            devices=word.devices,
+            options=word.options,
             away_since=None if word.away_since is None else time.time() - (time.monotonic() - word.away_since),
             why=word.why[:4096],
             answers=tuple(memory.EarlierAnswer(tuple(sorted(asked)), given) for asked, given in self.answers.items()),
             socket=self.registered_on,
-            listed=word.devices is not None,
         )
 
     @property

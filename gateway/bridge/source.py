@@ -255,7 +255,7 @@ class Bridge(DeviceSource):
         self._keeper.changed()
 
     def _bridged(self, resource: str) -> Bridged:
-        one = Bridged(resource, self._changed, self._limits, self.plugins.values, self._pace)
+        one = Bridged(resource, self._changed, self.plugins.values, self._pace)
         self._settle(one)
         return one
 
