@@ -18,10 +18,11 @@ from devices import boards
 from devices.life.states import AWAY, COUNTED, Entry, State
 from devices.model import Health
 from gateway.dra.claims import Allocated, allocated_to, by_board
-from gateway.dra.pods import boards_with, look_if_served, starts
+from gateway.dra.pods import starts
 from gateway.dra.publisher import LINGERS
 from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.watch import Backoff
+from gateway.registration.events import Phase
 from gateway.sides import table
 from gateway.sides.side import Side
 from gateway.sides.table import BoardHolders, BoardStatus, Offered
@@ -29,8 +30,8 @@ from gateway.sides.table import BoardHolders, BoardStatus, Offered
 if TYPE_CHECKING:
     from devices.claims import ClaimName
     from devices.model import Device
+    from gateway.dra.allocatable import Allocatable
     from gateway.dra.pods import AskedClaims
-    from gateway.kubernetes.allocatable import Allocatable
     from gateway.memory.claimed import Claimed
     from gateway.memory.holdings import Holdings
     from gateway.memory.ledger import Ledger
@@ -264,7 +265,9 @@ class Crossing:
         scheduler then has the next pod for the GPU.
         """
         seen, there = {}, self.boards()
-        for board in boards_with(there, self._counted) - {*free}:
+        for board in there.keys() - {*free}:
+            if not any(one.device.id in self._counted for _, one in there[board]):
+                continue
             allocated = self._allocated.get(board)
             whole = all(one.device.id in had for _, one in there[board])
             if allocated == allocated_to(gone.namespace, gone.name) or (allocated is None and whole):
@@ -316,7 +319,8 @@ class Crossing:
         if not moving and not missed and self.allocatable.came is None:
             return WAIT_S if self.strangers.went else 0.0
         await self._reader.look()
-        await self.allocatable.catch_up(look_if_served(self._resources(), self._reader.last), self.stays)
+        served = all(one.state.phase is Phase.SERVING for one in self._resources())
+        await self.allocatable.catch_up(self._reader.last if served else None, self.stays)
         asked: Allocated | None = Allocated()
         coming = {one for one in moving if self.side(one) is Side.TO_PLUGIN and not self._claim(one)}
         if (

@@ -14,7 +14,6 @@ from msgspec import Struct, field
 
 from gateway.dra.claims import Metadata
 from gateway.dra.crossing import NotWrittenError
-from gateway.kubernetes.allocatable import LEAVE_WAIT_S
 from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.node import NodeObject
 from gateway.kubernetes.watch import Retries
@@ -75,20 +74,6 @@ def not_taken(drivers: Iterable[DriverStatus]) -> str:
     if missing and missing[0].rival:
         return f"the DRA driver {missing[0].name} is not registered: {missing[0].rival}"
     return f"the kubelet has not accepted the DRA driver {missing[0].name}. Run `gateway doctor`" if missing else ""
-
-
-async def leave(crossing: Crossing | None, ledger: Ledger) -> None:
-    """Before this gateway yields, set allocatable to 0, so that no new pod gets a GPU of DRA's by resource name.
-
-    If a pod has such a GPU already, only wait until no pod is being admitted. With 0, the kubelet would refuse other pods at
-    their admission, also after its own restart (``OutOfnvidia.com/gpu``, run on 1.37).
-    """
-    if crossing is None:
-        return
-    if not any(row.by_name for row in ledger.claims.values()):
-        await crossing.allocatable.leave(crossing.stays())
-    else:
-        await crossing.allocatable.admitted(crossing.stays(), LEAVE_WAIT_S)
 
 
 class Names:

@@ -20,19 +20,20 @@ from devices.claims import ClaimName
 from devices.replicas import unshared
 from gateway import compose
 from gateway.dra import offer, sockets
+from gateway.dra.allocatable import LEAVE_WAIT_S, Allocatable
 from gateway.dra.claims import Allocated, ResourceClaim, allocations, key
 from gateway.dra.crossing import Crossing
-from gateway.dra.desk import FIRST, CrossingOrders, Names, leave, not_taken, too_old
+from gateway.dra.desk import FIRST, CrossingOrders, Names, not_taken, too_old
 from gateway.dra.driver import ClaimsOf, forget_ended_claims
-from gateway.dra.pods import AskedClaims, EndedPods, awaits_admission, is_away, pods_of, requested, until_registered
+from gateway.dra.pods import AskedClaims, EndedPods, Pod, is_away
 from gateway.dra.publisher import Current, Publisher, api_path
 from gateway.dra.rivals import Announced, Rival
 from gateway.dra.service import Service, serve
 from gateway.dra.timeslices import TimeSlices
-from gateway.kubernetes.allocatable import Allocatable
 from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.node import NodeObject, OwnNode, client, path
 from gateway.kubernetes.watch import Retries
+from gateway.registration.events import Phase
 from gateway.tasks import Background, after, first_of
 from gateway.telling.sides import ByNameStatus, DriverStatus
 
@@ -54,6 +55,8 @@ KUBELET_AGAIN: Final = 30.0
 SERVE_AGAIN: Final = 5.0
 """Seconds until a driver that failed is started again."""
 
+LISTS_WAIT_S: Final = 0.5
+"""Seconds for which a new leader waits for a kubelet to accept its lists before it writes to the API server."""
 _LOOK_AGAIN: Final = 2.0
 """Seconds between two reads of the kubelet's records while they keep a device from being offered."""
 _SYS: Final = Path("/sys/bus/pci/devices")
@@ -92,7 +95,7 @@ class Drivers:
     def __init__(self, settings: Settings, inside: Inside) -> None:
         self._settings, self._inside = settings, inside
         self._api = client(settings)
-        self._current, self._pods = Current(self._api), pods_of(self._api, settings.node_name)
+        self._current = Current(self._api)
         self._registry = settings.socket_dir.parent / sockets.FOLDER
         self._offers: dict[str, dict[str, Offer]] = {}
         self._why_not: dict[str, dict[str, str]] = {}
@@ -102,13 +105,11 @@ class Drivers:
         self._orders: CrossingOrders | None = None
         self.alone = settings.dra == "only"
         if settings.dra == "on":
-            asks = partial(awaits_admission, self._pods), partial(requested, self._pods)
-            allocatable = Allocatable(self._api, path(settings), *asks)
+            allocatable = Allocatable(self._api, path(settings), self._pods)
             ask = AskedClaims(self._allocated, lambda: self._foreign({}) is not None)
             self.crossing = Crossing(inside.holdings, inside.resources, ask, inside.update, allocatable, inside.first)
             names = Names(self._api, self._current, path(settings), self.crossing, self._holdings.ledger, self.update)
             self._orders = CrossingOrders(self.crossing, lambda: self.lacking or not_taken(self.standings()), names)
-        self.leave = partial(leave, self.crossing, self._holdings.ledger)
         self._boards: dict[tuple[str, str], str] = {}
         """The board of each device, by driver and name."""
         self._unknown: frozenset[str] = frozenset()
@@ -129,7 +130,8 @@ class Drivers:
             self._slices_changed,
         )
         self._services: list[Service] = []
-        self._news = asyncio.Event()
+        self.news = asyncio.Event()
+        """The event of the next change. Get it before you read the offers, then wait for it."""
         self._kubelet: int | None = None
         self._learned = asyncio.Event()
         """Set when the node's kubelet version is known."""
@@ -148,11 +150,6 @@ class Drivers:
     def why_not(self, driver: str) -> Mapping[str, str]:
         """Return why other devices of the driver aren't offered, by name."""
         return self._why_not.get(driver, {})
-
-    @property
-    def news(self) -> asyncio.Event:
-        """The event of the next change. Get it before you read the offers, then wait for it."""
-        return self._news
 
     def decide(self) -> None:
         """Start to decide about claims, from the content of the state file."""
@@ -222,7 +219,7 @@ class Drivers:
             left_out = {name: why for one in why_not.values() for name, why in one.items()}
             _log.info("devices are not offered by DRA now", devices=left_out)
         self._offers, self._why_not = offers, why_not
-        news, self._news = self._news, asyncio.Event()
+        news, self.news = self.news, asyncio.Event()
         news.set()
         self._publisher.changed()
         for driver in offers.keys() - self._serving:
@@ -297,15 +294,10 @@ class Drivers:
         """Offer and prepare devices. Never returns."""
         self.update()
         self._holdings.reader.look_within(0)
-
-        def is_known() -> bool:
-            return self.crossing is not None and self.crossing.is_known
-
-        listed, later = partial(until_registered, self.decides, self._inside.resources, is_known), []
-        work = [forget_ended_claims(self._drivers, self._read, partial(is_away, self._holdings.presence), self._slices)]
         own = OwnNode(self._api, self._settings)
         own.told += self._inside.told
-        later.append(own.run())
+        work = [forget_ended_claims(self._drivers, self._read, partial(is_away, self._holdings.presence), self._slices)]
+        later = [own.run()]
         if self.crossing is not None and self._orders is not None:
             own.told += [self._orders.take, self._orders.names.take, self.crossing.allocatable.heard]
             work.append(self.crossing.run())
@@ -314,16 +306,21 @@ class Drivers:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._ended_pods.watch(self._pods, self._pods_ended))
             _ = [group.create_task(after(self.decides.wait, one)) for one in work]
-            _ = [group.create_task(after(listed, one)) for one in later]
+            _ = [group.create_task(after(self._until_registered, one)) for one in later]
             owner = await self._until_kubelet_knows()
             self._unasked = None
             group.create_task(self._publisher.watch())
-            await listed()
+            await self._until_registered()
             await self._holdings.reader.look()  # A standby's last look may be old.
             if self._orders is not None:
                 await self._orders.names.looked.wait()
             self._publisher.changed()
             await self._publisher.run(owner)
+
+    async def _pods(self) -> list[Pod]:
+        """Read the node's pods from the API server."""
+        found, _ = await self._api.list("/api/v1/pods", Pod, fields=f"spec.nodeName={self._settings.node_name}")
+        return found
 
     def _slices_changed(self) -> None:
         for one in self._rivals.values():
@@ -333,6 +330,30 @@ class Drivers:
         self.update()
         if self.crossing is not None:
             self.crossing.ended()
+
+    async def _until_registered(self) -> None:
+        """Wait until this gateway leads and a kubelet has its lists: until then, no gateway serves pods that ask by resource name.
+
+        Wait at most ``LISTS_WAIT_S`` seconds. If the lists need the API server first, don't wait.
+        """
+        await self.decides.wait()
+        known, resources = self.crossing is not None and self.crossing.is_known, self._inside.resources
+        ends = time.monotonic() + LISTS_WAIT_S if known else 0.0
+        while time.monotonic() < ends and any(one.state.phase is not Phase.SERVING for one in resources()):  # noqa: ASYNC110 - no event reports it
+            await asyncio.sleep(LISTS_WAIT_S / 50)
+
+    async def leave(self) -> None:
+        """Before this gateway yields, set allocatable to 0, so that no new pod gets a GPU of DRA's by resource name.
+
+        If a pod has such a GPU already, only wait until no pod is being admitted. With 0, the kubelet would refuse other pods at
+        their admission, also after its own restart (``OutOfnvidia.com/gpu``, run on 1.37).
+        """
+        if self.crossing is None:
+            return
+        if not any(row.by_name for row in self._holdings.ledger.claims.values()):
+            await self.crossing.allocatable.leave(self.crossing.stays())
+        else:
+            await self.crossing.allocatable.admitted(self.crossing.stays(), LEAVE_WAIT_S)
 
     async def close(self) -> None:
         """Stop deciding. The sockets go first, so that the kubelet calls another gateway. Waiting calls are passed on to it."""

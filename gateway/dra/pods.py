@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -17,24 +17,17 @@ from msgspec import Struct, field
 from gateway.kubernetes import quantity
 from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.watch import Retries
-from gateway.registration.events import Phase
 from gateway.tasks import first_of
 
 if TYPE_CHECKING:
-    from devices.life.states import Entry
     from gateway.dra.claims import Allocated
     from gateway.kubelet.presence import Presence
-    from gateway.kubelet.reader import Look
-    from gateway.kubernetes.client import Client
     from gateway.memory.holdings import Holdings
-    from gateway.registration.registrar import Resource
 
 PODS_PERIOD_S: Final = 0.2
 """Seconds until the second read of the pods. The API server learns of a pod's end a moment after the kubelet."""
 PODS_PERIOD_MAX_S: Final = 10.0
 """The wait doubles with each read, up to this maximum."""
-LISTS_WAIT_S: Final = 0.5
-"""Seconds for which a new leader waits for a kubelet to accept its lists before it writes to the API server."""
 _log = structlog.get_logger()
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 _STATIC_POD_UID: Final = "kubernetes.io/config.hash"
@@ -83,12 +76,12 @@ def living(pods: Iterable[Pod]) -> frozenset[str]:
     return frozenset(uid for one in there for uid in (one.metadata.uid, one.metadata.annotations.hash) if uid)
 
 
-async def awaits_admission(ask: Callable[[], Awaitable[list[Pod]]], resources: Container[str]) -> bool:
+def awaits_admission(pods: Iterable[Pod], resources: Container[str]) -> bool:
     """Return True if a pod that the kubelet has not admitted or refused yet needs a device plugin for one of these resources.
 
     If the scheduler made a claim for the pod, DRA serves the pod.
     """
-    for one in await ask():
+    for one in pods:
         if one.status.phase not in _ENDED and not one.status.began and one.status.by_claim is None:
             asks = (
                 name for container in (*one.spec.containers, *one.spec.first) for name in container.resources.limits
@@ -98,13 +91,13 @@ async def awaits_admission(ask: Callable[[], Awaitable[list[Pod]]], resources: C
     return False
 
 
-async def requested(ask: Callable[[], Awaitable[list[Pod]]], resource: str) -> int:
+def requested(pods: Iterable[Pod], resource: str) -> int:
     """Return how many devices of a resource the node's pods request by resource name, as the kubelet counts them.
 
     Return 0 if the scheduler made no claim for any pod: then the kubelet raises allocatable to the devices that it gave
     (``sanitizeNodeAllocatable``), and the requests don't matter.
     """
-    there = [one for one in await ask() if one.status.phase not in _ENDED]
+    there = [one for one in pods if one.status.phase not in _ENDED]
     if all(one.status.by_claim is None for one in there):
         return 0
     return sum(max(sum(_wanted(one.spec.containers, resource)), *_wanted(one.spec.first, resource), 0) for one in there)
@@ -198,16 +191,6 @@ class AskedClaims:
         return found
 
 
-def pods_of(api: Client, node: str) -> Callable[[], Awaitable[list[Pod]]]:
-    """Return a function that reads the node's pods from the API server."""
-
-    async def ask() -> list[Pod]:
-        found, _ = await api.list("/api/v1/pods", Pod, fields=f"spec.nodeName={node}")
-        return found
-
-    return ask
-
-
 def starts(presence: Presence, within: float) -> bool:
     """Return True if no kubelet runs, or if it started less than ``within`` seconds ago. The start of this process doesn't matter."""
     if presence.since is None:
@@ -216,29 +199,6 @@ def starts(presence: Presence, within: float) -> bool:
     return young and time.monotonic() - presence.since < within
 
 
-def boards_with(there: Mapping[str, Sequence[tuple[str, Entry]]], ids: Container[str]) -> set[str]:
-    """Return the boards that have at least one of these devices."""
-    return {board for board, devices in there.items() if any(one.device.id in ids for _, one in devices)}
-
-
-def look_if_served(resources: Iterable[Resource], last: Look | None) -> Look | None:
-    """Return the last look at the kubelet's records; None if a resource is not registered with the kubelet."""
-    return last if all(one.state.phase is Phase.SERVING for one in resources) else None
-
-
 def is_away(presence: Presence, within: float) -> bool:
     """Return True if no kubelet listens, or if it started less than ``within`` seconds ago: it may not have ended pods yet."""
     return not presence.listens() or starts(presence, within)
-
-
-async def until_registered(
-    decides: asyncio.Event, resources: Callable[[], Iterable[Resource]], known: Callable[[], bool]
-) -> None:
-    """Wait until this gateway leads and a kubelet has its lists: until then, no gateway serves pods that ask by resource name.
-
-    Wait at most ``LISTS_WAIT_S`` seconds. If the lists need the API server first (not ``known``), don't wait.
-    """
-    await decides.wait()
-    ends = time.monotonic() + LISTS_WAIT_S if known() else 0.0
-    while time.monotonic() < ends and any(one.state.phase is not Phase.SERVING for one in resources()):  # noqa: ASYNC110 - no event reports it
-        await asyncio.sleep(LISTS_WAIT_S / 50)

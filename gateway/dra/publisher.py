@@ -162,11 +162,13 @@ class Publisher:
         self._api, self._current, self._node, self._owner = api, current, node, ""
         self._offered, self._ready, self._met = offered, ready, met
         self._rival, self._noticed = rival, noticed
-        self._there: dict[str, Slice] | None = None
+        self._there: dict[str, Slice] = {}
+        self._is_listed = False
+        """True if the node's slices are known."""
         self._wake = asyncio.Event()
         self._last: dict[str, int] = {}
-        self._wanted: dict[str, Pool] = {}
-        self._again: dict[str, list[float]] = {}
+        self._tries: dict[str, tuple[Pool, list[float]]] = {}
+        """Each driver's last pool, and when it was written."""
         self._written: dict[str, Slice] = {}
         self._taints = True
         self._shareless = set[str]()
@@ -202,8 +204,7 @@ class Publisher:
 
     def free(self) -> frozenset[tuple[str, str]]:
         """Return the driver and the name of each device that our slices at the API server offer to new claims."""
-        there = {} if self._there is None else self._there
-        ours = (one for name, one in there.items() if slices.is_ours(name, one, self._node))
+        ours = (one for name, one in self._there.items() if slices.is_ours(name, one, self._node))
         return frozenset(
             name
             for name, device in _shown(ours)
@@ -212,16 +213,15 @@ class Publisher:
 
     def shown(self) -> frozenset[tuple[str, str]]:
         """Return the driver and the name of each device in any slice of this node."""
-        return frozenset(name for name, _ in _shown(() if self._there is None else self._there.values()))
+        return frozenset(name for name, _ in _shown(self._there.values()))
 
     def others(self, driver: str) -> dict[str, Slice] | None:
         """Return a driver's slices on this node that another process wrote; None: unknown yet."""
-        there = self._there
-        if there is None:
+        if not self._is_listed:
             return None
         return {
             name: one
-            for name, one in there.items()
+            for name, one in self._there.items()
             if (one.spec.driver, one.spec.node) == (driver, self._node) and not slices.is_ours(name, one, self._node)
         }
 
@@ -253,8 +253,8 @@ class Publisher:
         """Watch the node's slices. Never returns."""
         async for change in self._watch.changes():
             if change.kind is ChangeKind.WHOLE:
-                self._there = {one.metadata.name: one for one in change.objects}
-            elif self._there is not None:
+                self._there, self._is_listed = {one.metadata.name: one for one in change.objects}, True
+            else:
                 [one] = change.objects
                 if change.kind is ChangeKind.DELETED:
                     self._there.pop(one.metadata.name, None)
@@ -277,7 +277,7 @@ class Publisher:
 
     async def _publish(self, version: str) -> float:
         """Write the slices that differ; return the seconds until the next check (0: at the next change)."""
-        if self._there is None:
+        if not self._is_listed:
             return 0.0
         offered = self._offered()
         ours = {
@@ -309,10 +309,10 @@ class Publisher:
 
     async def _make_way(self, version: str, driver: str, rival: Rival) -> None:
         """Delete our slices of a driver whose name another process has; also that process's slices, if it has ended for good."""
-        there, stale, node = self._there or {}, rival.seen.is_stale, self._node
+        stale, node = rival.seen.is_stale, self._node
         gone = {
             name: one
-            for name, one in there.items()
+            for name, one in self._there.items()
             if (one.spec.driver, one.spec.node) == (driver, node) and (stale or slices.is_ours(name, one, node))
         }
         await self._carry_out(version, driver, [Change(name) for name in gone])
@@ -324,11 +324,11 @@ class Publisher:
     def _too_often(self, driver: str, pool: Pool) -> bool:
         """Return True if the same pool was written too often, and must wait."""
         now = asyncio.get_running_loop().time()
-        same = self._wanted.get(driver) == pool
-        self._wanted[driver] = pool
-        lately = [at for at in self._again.get(driver, ()) if same and now - at < _REWRITES_WITHIN_S]
-        self._again[driver] = lately if len(lately) >= _MAX_REWRITES else [*lately, now]
-        return len(lately) >= _MAX_REWRITES
+        last, tries = self._tries.get(driver, (pool, []))
+        lately = [at for at in tries if last == pool and now - at < _REWRITES_WITHIN_S]
+        often = len(lately) >= _MAX_REWRITES
+        self._tries[driver] = pool, lately if often else [*lately, now]
+        return often
 
     async def _drops_shares(self, version: str, driver: str, wanted: Sequence[Change]) -> bool:
         """Return True if the API server would silently drop the shares of devices. Then shared devices are not written."""
@@ -358,8 +358,7 @@ class Publisher:
             path = f"{api_path(version)}/resourceslices/{change.name}"
             if change.body is None:
                 await self._api.delete(path)
-                if self._there is not None:
-                    self._there.pop(change.name, None)
+                self._there.pop(change.name, None)
                 continue
             # Note it before sending: the watch may report it before the answer comes.
             one = msgspec.convert(change.body, Slice)
@@ -370,10 +369,9 @@ class Publisher:
                 seen
             ):  # Another API server answered than the one that was asked before.
                 raise KubernetesError(f"PATCH {path}", 0, _NO_SHARES)
-            if self._there is not None:
-                self._there.setdefault(change.name, one)
-                if self._there[change.name].generation < one.generation:
-                    self._there[change.name] = one
+            self._there.setdefault(change.name, one)
+            if self._there[change.name].generation < one.generation:
+                self._there[change.name] = one
         devices: list[Any] = [device for change in wanted if change.body for device in change.body["spec"]["devices"]]
         _log.info(
             "ResourceSlices written",

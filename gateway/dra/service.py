@@ -18,6 +18,7 @@ from adapters.dra.plugin import APIS, PluginApi, UnsayableShareError
 from adapters.pluginregistration import PluginInfo
 from devices.claims import Answer, ClaimName, Refused
 from gateway.dra.driver import CLAIM_WAIT_S, ClaimsOf
+from gateway.dra.rivals import DRA_PLUGIN
 from gateway.tasks import first_of
 from gateway.wires import rpc
 from gateway.wires.log import Seldom
@@ -52,7 +53,6 @@ _OPTIONS: Final = (
     # Another server must not bind the same path.
     ("grpc.so_reuseport", 0),
 )
-_TYPE: Final = "DRAPlugin"
 _log = structlog.get_logger()
 
 _Work = Callable[[], Awaitable[bytes]]
@@ -138,7 +138,7 @@ class Service:
             await self._stopping
 
     async def _info(self, _: bytes, __: rpc.Call) -> bytes:
-        return pluginregistration.encode_info(PluginInfo(_TYPE, self.name, versions=SERVICES))
+        return pluginregistration.encode_info(PluginInfo(DRA_PLUGIN, self.name, versions=SERVICES))
 
     async def _notified(self, data: bytes, context: rpc.Call) -> bytes:
         self._claims.registered(await _decoded(pluginregistration.decode_status, data, context))

@@ -92,18 +92,23 @@ class KubernetesError(Exception):
         return self.status == 404 and not self.is_missing
 
 
-class _Status(Struct):
+class ApiStatus(Struct):
+    """The API server's description of an error; ``code`` is an HTTP status."""
+
+    code: int = 0
     message: str = ""
     reason: str = ""
 
 
-class _ListMeta(Struct):
+class ListMeta(Struct):
+    """The metadata of a list; an object has ``resourceVersion`` also."""
+
     resource_version: str = msgspec.field(default="", name="resourceVersion")
     next: str = msgspec.field(default="", name="continue")
 
 
 class _Page(Struct):
-    metadata: _ListMeta
+    metadata: ListMeta
     items: list[msgspec.Raw] | None = None
 
 
@@ -356,9 +361,9 @@ def _unanswered(what: str, error: Exception) -> KubernetesError:
 def _refusal(what: str, answer: h11.Response, text: bytes) -> KubernetesError:
     """Return the error of a refusal: Kubernetes' ``Status``, or the answer of a proxy."""
     try:
-        status = msgspec.json.decode(text, type=_Status)
+        status = msgspec.json.decode(text, type=ApiStatus)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        status = _Status(text[:_ERROR_CHARS].decode(errors="replace"))
+        status = ApiStatus(message=text[:_ERROR_CHARS].decode(errors="replace"))
     after = dict(answer.headers).get(b"retry-after", b"")
     seconds = float(after) if after.isdigit() and len(after) < 6 else 0.0
     return KubernetesError(what, answer.status_code, status.message, status.reason, seconds)

@@ -56,23 +56,13 @@ class ObjectChange(Struct, Generic[T], frozen=True):
     objects: tuple[T, ...]
 
 
-class _Metadata(Struct):
-    resource_version: str = msgspec.field(default="", name="resourceVersion")
-
-
 class _Versioned(Struct):
-    metadata: _Metadata
+    metadata: client.ListMeta
 
 
 class _Event(Struct):
     type: str
     object: msgspec.Raw
-
-
-class _Error(Struct):
-    code: int = 0
-    message: str = ""
-    reason: str = ""
 
 
 def pause(error: KubernetesError | None, failures: int, chance: float) -> float:
@@ -218,7 +208,7 @@ class Watch(Generic[T]):
     def _change(self, event: _Event) -> ObjectChange[T] | None:
         what = f"watch of {self._path}"
         if event.type == "ERROR":
-            error = client.decoded(bytes(event.object), _Error, what)
+            error = client.decoded(bytes(event.object), client.ApiStatus, what)
             raise KubernetesError(what, error.code or 500, error.message, error.reason)
         seen = client.decoded(bytes(event.object), _Versioned, what).metadata.resource_version
         self._version = seen or self._version

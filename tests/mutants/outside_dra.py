@@ -364,7 +364,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "OD22",
         "the scheduler hears late of what came back",
-        "gateway/kubernetes/allocatable.py",
+        "gateway/dra/allocatable.py",
         "        if (came := self.came) is None:",
         "        if (came := self.came) is not None:",
         _CROSSING,
@@ -372,8 +372,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "OD22",
         "a pod that was bound before the order finds no GPU",
-        "gateway/kubernetes/allocatable.py",
-        "                if not await self._arriving(counts):",
+        "gateway/dra/allocatable.py",
+        "                if not awaits_admission(await self._pods(), counts):",
         "                if True:",
         _CROSSING,
     ),

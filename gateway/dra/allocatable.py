@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from gateway.dra.pods import awaits_admission, requested
 from gateway.kubernetes import ready
 from gateway.kubernetes.client import KubernetesError, Patch
 from gateway.kubernetes.watch import REPEAT_MAX_S, Backoff
 
 if TYPE_CHECKING:
+    from gateway.dra.pods import Pod
     from gateway.kubelet.reader import Look
     from gateway.kubernetes.client import Client
     from gateway.kubernetes.node import NodeObject
@@ -40,18 +42,11 @@ class Allocatable:
     Args:
         api: the API server.
         node: the node's path at the API server.
-        arriving: returns True if pods that ask for some of these resources are bound to the node and not admitted yet.
-        counted: returns how many devices of a resource the kubelet counts for pods; 0 if no pod has a claim for it.
+        pods: reads the node's pods.
     """
 
-    def __init__(
-        self,
-        api: Client,
-        node: str,
-        arriving: Callable[[Collection[str]], Awaitable[bool]],
-        counted: Callable[[str], Awaitable[int]],
-    ) -> None:
-        self._api, self._path, self._arriving, self._counted = api, f"{node}/status", arriving, counted
+    def __init__(self, api: Client, node: str, pods: Callable[[], Awaitable[list[Pod]]]) -> None:
+        self._api, self._path, self._pods = api, f"{node}/status", pods
         self._lowers: Collection[str] = ()
         """The resources with a lower number that the scheduler may not have seen yet."""
         self._told_at = 0.0
@@ -95,7 +90,7 @@ class Allocatable:
                         await self.tell(counts)
                         self._told_at = now
                 elif now - seen >= SETTLE_S:
-                    if not await self._arriving(counts):
+                    if not awaits_admission(await self._pods(), counts):
                         return
                     wait *= 2
                 await asyncio.sleep(min(wait, ends - now))
@@ -113,7 +108,7 @@ class Allocatable:
         if resource in self._lowers:
             with contextlib.suppress(KubernetesError, TimeoutError):
                 async with asyncio.timeout(2 * KUBELET_SEES_S):
-                    if count := await self._counted(resource):
+                    if count := requested(await self._pods(), resource):
                         self._told_at = time.monotonic()
                         await self.tell({resource: count})
                         await asyncio.sleep(KUBELET_SEES_S)
@@ -135,7 +130,7 @@ class Allocatable:
         with contextlib.suppress(KubernetesError, TimeoutError):
             async with asyncio.timeout(seconds):
                 wait = CHECK_S
-                while await self._arriving(stay):
+                while awaits_admission(await self._pods(), stay):
                     await asyncio.sleep(wait)
                     wait = min(2 * wait, REPEAT_MAX_S)
 
