@@ -22,7 +22,7 @@ from devices.model import (
     Options,
     PreferredRequest,
     Registration,
-    Sayable,
+    Sendable,
 )
 
 if TYPE_CHECKING:
@@ -188,11 +188,11 @@ def left_out(dialect: Dialect, used: tuple[Field, ...], level: Level | None = No
 
 
 @lru_cache(maxsize=64)
-def sayable(dialect: Dialect, level: Level) -> Sayable:
+def sendable(dialect: Dialect, level: Level) -> Sendable:
     """Return the fields that ``dialect`` carries to a kubelet of ``level``, for a device source."""
     verdicts = {field: verdict(dialect, field, level) for field in Field}
-    return Sayable(
-        said=frozenset(field for field, found in verdicts.items() if found is Fidelity.LOSSLESS),
+    return Sendable(
+        certain=frozenset(field for field, found in verdicts.items() if found is Fidelity.LOSSLESS),
         unsure=frozenset(field for field, found in verdicts.items() if found is None),
     )
 

@@ -14,20 +14,20 @@ from typing import Final
 import structlog
 
 from devices.boards import Place
-from devices.model import ContainerAnswer, ContainerRequest, PreferredRequest, Sayable
+from devices.model import ContainerAnswer, ContainerRequest, PreferredRequest, Sendable
 from devices.policy import Policy
 from devices.source import (
     NOT_REPORTED,
     RETRY_S,
+    Absence,
     Behind,
     DeviceSource,
     Facts,
-    Fate,
     GiveUpError,
     Hindrance,
     Inventory,
     Listing,
-    Partial,
+    PartialInventory,
     Reading,
     Unusable,
     follow,
@@ -84,13 +84,13 @@ class Combined:
                 one.cancel()
             await asyncio.gather(*following, return_exceptions=True)
 
-    async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
+    async def answer(self, resource: str, request: ContainerRequest, sendable: Sendable) -> ContainerAnswer:
         """Let the resource's source answer.
 
         Raises:
             RefusedError: the source refuses; NOT_FOUND: no source has the resource.
         """
-        return await self._asked_of(resource, request.device_ids).answer(resource, request, sayable)
+        return await self._asked_of(resource, request.device_ids).answer(resource, request, sendable)
 
     async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
         """Let the resource's source choose.
@@ -108,14 +108,14 @@ class Combined:
         """
         await self._asked_of(resource, device_ids).prepare(resource, device_ids)
 
-    def fate(self, resource: str, device_id: str) -> Fate:
+    def absence(self, resource: str, device_id: str) -> Absence:
         """Ask the source that listed the resource. If none has in this process, ask all: LOST wins, and is the default."""
         if resource in self._owners:
-            return self._owners[resource].fate(resource, device_id)
-        fates = {source.fate(resource, device_id) for source in self._sources} - {Fate.UNKNOWN}
-        if not fates or Fate.LOST in fates:
-            return Fate.LOST
-        return Fate.EXCLUDED if Fate.EXCLUDED in fates else Fate.WITHDRAWN
+            return self._owners[resource].absence(resource, device_id)
+        fates = {source.absence(resource, device_id) for source in self._sources} - {Absence.UNKNOWN}
+        if not fates or Absence.LOST in fates:
+            return Absence.LOST
+        return Absence.EXCLUDED if Absence.EXCLUDED in fates else Absence.WITHDRAWN
 
     def claims(self, resource: str) -> bool:
         """Return True if a source claims the resource."""
@@ -241,7 +241,7 @@ class Combined:
         silent = [source for source in self._sources if source not in self._said]
         if not silent:
             return merged
-        return Partial(merged, lambda resource: any(source.claims(resource) for source in silent))
+        return PartialInventory(merged, lambda resource: any(source.claims(resource) for source in silent))
 
     def _shadowed(self, name: str, resource: str) -> str:
         return (

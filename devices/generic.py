@@ -32,13 +32,13 @@ from devices.model import (
     Options,
     PreferredRequest,
     RefusedError,
-    Sayable,
+    Sendable,
     Trouble,
 )
 from devices.naming import resource_name_error
 from devices.policy import Globbed, Policy
 from devices.replicas import MARK, unshared
-from devices.source import DeviceSource, Facts, Fate, Inventory, Listing, check_choice, chosen, not_carried
+from devices.source import Absence, DeviceSource, Facts, Inventory, Listing, check_choice, chosen, not_carried
 
 POLL_S: Final = 5.0
 """Seconds between two searches for files."""
@@ -132,7 +132,7 @@ class GenericSource(DeviceSource):
                 async with asyncio.timeout(POLL_S):
                     await self._adopted.wait()
 
-    async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
+    async def answer(self, resource: str, request: ContainerRequest, sendable: Sendable) -> ContainerAnswer:
         """Return the device nodes of the requested devices, and the rule's shared ones, each once.
 
         Raises:
@@ -145,7 +145,7 @@ class GenericSource(DeviceSource):
                 f"no rule of the configuration describes {', '.join(request.device_ids[:4])} of "
                 f"{resource} any more. Start the pod again, or put the rule back",
             )
-        if Field.DEVICE_NODES not in sayable.said:
+        if Field.DEVICE_NODES not in sendable.certain:
             raise not_carried(resource, [Field.DEVICE_NODES])
         own = sorted({unshared(device_id) for device_id in request.device_ids})
         shared = await asyncio.to_thread(_files, rule.shared, self._root) if rule.shared else []
@@ -161,12 +161,12 @@ class GenericSource(DeviceSource):
         seen = self._seen.get(resource)
         return await chosen(request, lambda: _preferred(request, seen))
 
-    def fate(self, resource: str, device_id: str) -> Fate:
+    def absence(self, resource: str, device_id: str) -> Absence:
         """Return LOST for a file that vanished, WITHDRAWN if no rule describes it, UNKNOWN if the ID isn't a path below /dev."""
         if not device_id.startswith(_DEV):
-            return Fate.UNKNOWN
+            return Absence.UNKNOWN
         rule = self._rules.get(resource)
-        return Fate.LOST if rule is not None and _describes(rule, device_id) else Fate.WITHDRAWN
+        return Absence.LOST if rule is not None and _describes(rule, device_id) else Absence.WITHDRAWN
 
     def claims(self, resource: str) -> bool:
         """Return True if a rule has this name."""

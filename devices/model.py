@@ -148,14 +148,14 @@ class Field(Enum):
     PRE_START = "PreStartContainer"
 
 
-class Sayable(Struct, frozen=True):
-    """The fields that reach the kubelet. A device source gets them with each request.
+class Sendable(Struct, frozen=True):
+    """The fields of a response that the kubelet's API can carry. A device source gets them with each request.
 
-    ``said`` certainly arrive. ``unsure`` may be dropped silently by a kubelet of unknown version, so an answer must not depend on
-    them alone. Other fields don't arrive.
+    ``certain`` fields reach the kubelet. A kubelet of unknown version may silently drop ``unsure`` fields, so an answer must not
+    depend on them alone. Other fields don't arrive.
     """
 
-    said: frozenset[Field]
+    certain: frozenset[Field]
     unsure: frozenset[Field] = frozenset()
 
 

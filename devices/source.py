@@ -26,7 +26,7 @@ from devices.model import (
     Options,
     PreferredRequest,
     RefusedError,
-    Sayable,
+    Sendable,
     Trouble,
 )
 from devices.policy import Policy
@@ -58,10 +58,10 @@ class Listing(Struct, frozen=True, dict=True):
 
 
 Inventory = Mapping[str, Listing]
-"""All devices of the node, by resource name. It is complete, except if it is a ``Partial``."""
+"""All devices of the node, by resource name. It is complete, except if it is a ``PartialInventory``."""
 
 
-class Partial(dict[str, Listing]):
+class PartialInventory(dict[str, Listing]):
     """The inventory of several sources, some of which haven't reported their devices yet.
 
     ``awaits`` returns True if a source that hasn't reported yet may list this resource.
@@ -80,7 +80,7 @@ def listed(inventory: Inventory, resource: str) -> Listing | None:
     listing = inventory.get(resource)
     if listing is not None:
         return listing
-    return None if isinstance(inventory, Partial) and inventory.awaits(resource) else _EMPTY
+    return None if isinstance(inventory, PartialInventory) and inventory.awaits(resource) else _EMPTY
 
 
 NOT_REPORTED: Final = "it has not reported its devices yet"
@@ -171,7 +171,7 @@ async def chosen(request: PreferredRequest, choose: Callable[[], tuple[str, ...]
     return choose() if len(request.available) <= _MAX_CHOICE_IN_LOOP else await asyncio.to_thread(choose)
 
 
-class Fate(Enum):
+class Absence(Enum):
     """Why a device isn't listed any more. The values are shown to people."""
 
     LOST = "lost"
@@ -282,8 +282,8 @@ class DeviceSource(Protocol):
             GiveUpError: the process can't go on.
         """
 
-    async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
-        """Return how a container gets the devices of ``request`` (all known, no duplicates), using only ``sayable`` fields.
+    async def answer(self, resource: str, request: ContainerRequest, sendable: Sendable) -> ContainerAnswer:
+        """Return how a container gets the devices of ``request`` (all known, no duplicates), using only ``sendable`` fields.
 
         Raises:
             RefusedError: this kubelet's API can't carry what the container needs.
@@ -300,7 +300,7 @@ class DeviceSource(Protocol):
         """
         return
 
-    def fate(self, resource: str, device_id: str) -> Fate:
+    def absence(self, resource: str, device_id: str) -> Absence:
         """Return why a device of ``resource`` isn't in the last inventory. Must not block, and never raises."""
 
     def claims(self, resource: str) -> bool:

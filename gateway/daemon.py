@@ -121,7 +121,7 @@ class Gateway:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._tasks.end, 0)
         loop.set_exception_handler(process.report_loop_error)
-        ended = asyncio.ensure_future(self._tasks.ended())
+        ended = asyncio.ensure_future(self._tasks.wait_for_end())
         start = asyncio.ensure_future(self._start())
         try:
             await asyncio.wait((start, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -133,7 +133,7 @@ class Gateway:
                 task.cancel()
             await asyncio.gather(start, ended, return_exceptions=True)
             await self._close()
-        return self._tasks.status or 0
+        return self._tasks.exit_status or 0
 
     # Start and end.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from devices.source import NOT_REPORTED, RETRY_S, GiveUpError, Hindrance, Partial, follow
+from devices.source import NOT_REPORTED, RETRY_S, GiveUpError, Hindrance, PartialInventory, follow
 from gateway.configuration import effective
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Follower:
         async def take(inventory: Inventory) -> None:
             self.trouble = ""
             await self._lists.take(inventory)
-            if not isinstance(inventory, Partial):
+            if not isinstance(inventory, PartialInventory):
                 first.set()
             if first.is_set():
                 self._warn()
@@ -51,7 +51,7 @@ class Follower:
 
     def _warn(self) -> None:
         """Log each setting that has no effect on this node, once."""
-        found = effective.idle(self._config.policy or self._settings.policy, self._source)
+        found = effective.settings_without_effect(self._config.policy or self._settings.policy, self._source)
         for one in found:
             if one not in self._warned:
                 _log.warning("a setting has no effect", reason=one)

@@ -179,14 +179,14 @@ class Handover:
                 if not reason and not self._warm and self._presence.listens():
                     self._warm = True
                     await warm_up(self._presence.socket)
-            await self._lead.changed.within(LIVES if self._lead.leads else ABLE_AGAIN)
+            await self._lead.changed.wait(LIVES if self._lead.leads else ABLE_AGAIN)
 
     async def _let_go(self) -> None:
         """Free the locks as soon as one was replaced."""
         while True:
             if self._lead.lost:
                 self._feed(machine.Lost(self._lead.lost))
-            await self._lead.changed.within(None)
+            await self._lead.changed.wait(None)
 
     def _end_unless_served(self) -> None:
         """End this process if the kubelet doesn't call after a takeover, so that the earlier leader leads again."""
@@ -208,7 +208,7 @@ class Handover:
             self._feed(machine.Ending())
             ends = time.monotonic() + OFFERS
             while self._lead.state.stage in {Stage.LEADING, Stage.YIELDING, Stage.YIELDED} and time.monotonic() < ends:
-                await self._lead.changed.within(ends - time.monotonic())
+                await self._lead.changed.wait(ends - time.monotonic())
         self._feed_all(events.Stop())
         self._lead.ended = True
         if (drivers := self.drivers) is not None:
@@ -264,7 +264,7 @@ class Handover:
         async def met(connection: ControlConnection, request: dict[str, Any]) -> None:
             ends = time.monotonic() + LEADER_WAIT_S
             while not self._lead.answers and self._lead.led_by is None and time.monotonic() < ends:
-                await self._lead.changed.within(ends - time.monotonic())
+                await self._lead.changed.wait(ends - time.monotonic())
             if self._lead.answers:
                 with self._lead.count_call():
                     return await handler(connection, request)
@@ -301,7 +301,7 @@ class Handover:
                 self._tell(before, {"serving": True})
                 self._before = ""
                 return
-            await self._moved.within(LIVES)
+            await self._moved.wait(LIVES)
 
     # -- the machine --------------------------------------------------------------------------------------------------
 
@@ -366,7 +366,7 @@ class Handover:
         self._feed(machine.AlarmRang(time.monotonic()))
 
     def _try(self) -> None:
-        if self._tasks.status is not None:
+        if self._tasks.exit_status is not None:
             return
         if not self._locks.ready:
             self._tasks.background(self._open_and_try())

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from devices import boards
 from devices.life import merging, states
-from devices.source import Fate, Listing, listed
+from devices.source import Absence, Listing, listed
 from gateway.kubelet import reader
 from gateway.kubelet.records import Outdated
 from gateway.memory import claimed
@@ -407,7 +407,7 @@ def _told(inventory: Inventory, of: Iterable[str], ledger: Ledger, source: Devic
     told = {name: listed(inventory, name) for name in of}
     for name in [name for name, listing in told.items() if listing is None]:
         ids = ledger.announced(name)
-        if ids and all(source.fate(name, one) in {Fate.WITHDRAWN, Fate.EXCLUDED} for one in ids):
+        if ids and all(source.absence(name, one) in {Absence.WITHDRAWN, Absence.EXCLUDED} for one in ids):
             told[name] = Listing(())
     return told
 

@@ -1,4 +1,4 @@
-"""The tasks of a gateway, and its end."""
+"""Start and end the tasks of a gateway, and wait for events."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def after(event: Callable[[], Awaitable[object]], work: Coroutine[object, 
 
 
 async def first_of(*events: asyncio.Event, seconds: float | None = None) -> None:
-    """Wait until one of the events is set, at most so many seconds (None: for ever)."""
+    """Wait until one of the events is set, at most ``seconds`` (None: for ever)."""
     waits = [asyncio.ensure_future(one.wait()) for one in events]
     try:
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -35,7 +35,7 @@ async def first_of(*events: asyncio.Event, seconds: float | None = None) -> None
 
 
 class Background:
-    """Tasks that no code awaits. They are kept, because an event loop alone may lose them, and are ended together.
+    """Tasks that no code awaits. It keeps them, because an event loop alone may lose them, and cancels them together.
 
     A task that fails is a defect, and is logged at once.
     """
@@ -52,16 +52,16 @@ class Background:
         """Start a task and return it."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._over)
+        task.add_done_callback(self._task_done)
         return task
 
-    def _over(self, task: asyncio.Task[Any]) -> None:
+    def _task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._log.error("a task failed because of a defect in the gateway", exc_info=error)
 
     async def close(self) -> None:
-        """Cancel all tasks, and wait for their ends."""
+        """Cancel all tasks and wait until they have ended."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -79,43 +79,43 @@ class Signal:
         event, self._event = self._event, asyncio.Event()
         event.set()
 
-    async def within(self, seconds: float | None) -> None:
-        """Wait for the next change, at most so many seconds (None: for ever)."""
+    async def wait(self, seconds: float | None) -> None:
+        """Wait for the next change, at most ``seconds`` (None: for ever)."""
         await first_of(self._event, seconds=seconds)
 
 
 class Tasks(Background):
-    """All tasks of one gateway, and the end of the gateway."""
+    """All tasks of one gateway. Ends the gateway if one of them fails."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.status: int | None = None
+        self.exit_status: int | None = None
         """The exit status, once the gateway should end."""
         self._ending = asyncio.Event()
 
     def end(self, status: int) -> None:
-        """End the gateway with an exit status. Only the first call counts."""
-        if self.status is None:
-            self.status = status
+        """End the gateway with an exit status. Later calls change nothing."""
+        if self.exit_status is None:
+            self.exit_status = status
             self._ending.set()
 
-    async def ended(self) -> None:
+    async def wait_for_end(self) -> None:
         """Wait until the gateway should end."""
         await self._ending.wait()
 
     def spawn(self, name: str, work: Coroutine[object, object, None]) -> None:
         """Start a task that must never end by itself. If it does, that is a defect, and the gateway ends."""
-        _ = self.spawned(name, work)
+        _ = self.spawn_cancellable(name, work)
 
-    def spawned(self, name: str, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Start such a task, and return it so that it can be cancelled."""
+    def spawn_cancellable(self, name: str, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """Do the same as ``spawn``, and return the task so that the caller can cancel it."""
         task = asyncio.ensure_future(work)
 
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
             if not task.cancelled():
                 _log.error(
-                    "ending because of a defect: a part ended that must not",
+                    "ending because of a defect: a task ended that must never end",
                     task=name,
                     exc_info=task.exception() or False,
                 )

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from devices import boards
 from devices.model import Health
-from devices.source import Fate, Hindrance
+from devices.source import Absence, Hindrance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PCI: Final = Path("/sys/bus/pci/devices")
 _LOOK_AGAIN = 0.5
 """Seconds between two looks whether another gateway lives."""
-_BY_A_SETTING = frozenset({Fate.WITHDRAWN, Fate.EXCLUDED})
+_BY_A_SETTING = frozenset({Absence.WITHDRAWN, Absence.EXCLUDED})
 
 
 class Unseen:
@@ -86,16 +86,16 @@ class Unseen:
         return tuple(one for one in devices if one.id not in known)
 
 
-def fates(name: str, gone: Sequence[Device], inventory: Inventory | None, source: DeviceSource) -> dict[str, Fate]:
+def fates(name: str, gone: Sequence[Device], inventory: Inventory | None, source: DeviceSource) -> dict[str, Absence]:
     """Return why devices are no longer listed. A GPU is withdrawn if another one has its PCI address now."""
     there: dict[str, str] = {}
     if any(device.pci for device in gone):
         listings = (inventory or {}).values()
         there = {one.pci: boards.place_of(one).board for listing in listings for one in listing.devices if one.pci}
     return {
-        one.id: Fate.WITHDRAWN
+        one.id: Absence.WITHDRAWN
         if there.get(one.pci, board := boards.place_of(one).board) != board
-        else source.fate(name, one.id)
+        else source.absence(name, one.id)
         for one in gone
     }
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from devices.gpu.backend import Sight
 from devices.gpu.model import GPU, in_order
-from devices.model import ContainerAnswer, DeviceNode, Fault, Field, RefusedError, Sayable
+from devices.model import ContainerAnswer, DeviceNode, Fault, Field, RefusedError, Sendable
 from devices.policy import Policy
 from devices.replicas import unshared
 from devices.source import not_carried
@@ -40,7 +40,7 @@ class Asked:
         gpus: the GPUs of the resource, by UUID. Until the first inventory, requested devices may be missing here: the
             gateway serves the devices that it announced before.
         policy: the operator's settings.
-        sayable: the fields that reach this kubelet.
+        sendable: the fields that reach this kubelet.
         around: facts about the node.
         token: a new UUID (version 4), which makes the key of an annotation unique.
     """
@@ -51,11 +51,11 @@ class Asked:
         device_ids: Iterable[str],
         gpus: Mapping[str, GPU],
         policy: Policy,
-        sayable: Sayable,
+        sendable: Sendable,
         around: NodeTraits,
         token: str = "",
     ) -> None:
-        self.resource, self.gpus, self.policy, self.sayable, self.around = resource, gpus, policy, sayable, around
+        self.resource, self.gpus, self.policy, self.sendable, self.around = resource, gpus, policy, sendable, around
         self.token = token
         self.uuids = tuple(dict.fromkeys(unshared(one, gpus) for one in in_order(device_ids, gpus)))
         self.known = [gpus[uuid] for uuid in self.uuids if uuid in gpus]
@@ -84,7 +84,7 @@ def visible_devices(asked: Asked, variable: str) -> ContainerAnswer:
     """
     nodes = dict.fromkeys(path for gpu in asked.known for path in gpu.device_nodes)
     needed = {Field.ENVS} | ({Field.DEVICE_NODES} if nodes else set())
-    if missing := needed - asked.sayable.said:
+    if missing := needed - asked.sendable.certain:
         raise not_carried(asked.resource, missing)
     return ContainerAnswer(
         envs={variable: ",".join(asked.uuids)}, device_nodes=tuple(DeviceNode(path, path) for path in nodes)
@@ -103,7 +103,7 @@ def by_nodes(asked: Asked) -> ContainerAnswer:
             Fault.FAILED_PRECONDITION,
             f"{asked.resource}: {', '.join(bare[:4])} has no device node. Is its driver loaded?",
         )
-    if Field.DEVICE_NODES not in asked.sayable.said:
+    if Field.DEVICE_NODES not in asked.sendable.certain:
         raise not_carried(asked.resource, [Field.DEVICE_NODES])
     paths = dict.fromkeys(
         (*asked.around.sight.control_nodes, *(path for gpu in asked.known for path in gpu.device_nodes))

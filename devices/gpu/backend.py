@@ -16,13 +16,13 @@ from devices.source import Hindrance, Unusable
 
 
 class Sight(Struct, frozen=True):
-    """All GPUs of a node at one moment. It is complete: a GPU that isn't in it doesn't exist.
+    """All GPUs of a node at one moment. The gateway treats a GPU that isn't in it as removed.
 
     ``gpus`` has the physical GPUs, each followed by its partitions. GPUs (UUIDs) in ``recovered`` were reset since they became
-    unhealthy. GPUs in ``released`` are closed now, and may be missing in ``gpus``. GPUs in ``withdrawn`` were removed on
-    purpose. ``control_nodes`` are the existing device nodes that every container with a GPU needs. ``resources`` are names that
-    are offered even without a GPU. ``driver`` is the driver's version, '' if unknown. ``unusable`` are GPUs that the driver or
-    the kernel reports but that aren't in ``gpus``. ``missing`` are device nodes that programs need and that don't exist.
+    unhealthy. The gateway has closed its handles of the GPUs in ``released``, so they may be missing in ``gpus``. GPUs in
+    ``withdrawn`` were removed on purpose. ``control_nodes`` are the existing device nodes that every container with a GPU needs. ``resources`` are names that
+    are offered even without a GPU. ``driver_version`` is '' if unknown. ``unusable`` are GPUs that the driver or
+    the kernel reports but that aren't in ``gpus``. ``missing_nodes`` are device nodes that programs need and that don't exist.
     ``imex``: containers get IMEX channel 0.
     """
 
@@ -32,30 +32,30 @@ class Sight(Struct, frozen=True):
     withdrawn: frozenset[str] = frozenset()
     control_nodes: tuple[str, ...] = ()
     resources: tuple[str, ...] = ()
-    driver: str = ""
+    driver_version: str = ""
     unusable: tuple[Unusable, ...] = ()
-    missing: tuple[str, ...] = ()
+    missing_nodes: tuple[str, ...] = ()
     imex: bool = False
 
 
 class Backend(Protocol):
-    """One kind of GPU. Its methods run on the event loop and must not block it: hardware calls belong into threads."""
+    """One kind of GPU. Its methods run on the event loop and must not block it: hardware calls run in threads."""
 
     name: str
 
     @property
     def hindrance(self) -> Hindrance | None:
-        """Why it sees no hardware yet, or can't use its profile; None if nothing is wrong. Must not block."""
+        """Why it sees no hardware yet, or can't use the file of simulated GPUs; None if nothing is wrong. Must not block."""
 
     def watch(self) -> AsyncGenerator[Sight]:
         """Yield the whole ``Sight`` once it is known, and again after each change. Never ends by itself.
 
         It is closed (``aclose``) when it is no longer needed, and then frees its threads, handles and files. If it can't see
-        its hardware yet (a driver still loads), it yields nothing and keeps trying. If it can't see it any more, it yields the
-        last GPUs, each with a trouble.
+        its hardware yet (a driver still loads), it yields nothing and keeps trying. If it loses sight of the hardware, it
+        yields the last known GPUs, each marked unhealthy.
 
         Raises:
-            GiveUpError: this process can't go on. The message is for a person.
+            GiveUpError: this process can't go on. The message is shown to the operator.
         """
 
     async def release(self, uuids: Collection[str]) -> None:

@@ -24,13 +24,13 @@ from devices.gpu.model import GPU, found
 from devices.gpu.naming import NamingError
 from devices.gpu.sharing import NamedGPUs
 from devices.gpu.vendor import Vendor, answer, vendor_of
-from devices.model import ContainerAnswer, ContainerRequest, Fault, Health, PreferredRequest, RefusedError, Sayable
+from devices.model import ContainerAnswer, ContainerRequest, Fault, Health, PreferredRequest, RefusedError, Sendable
 from devices.policy import CDI_STRATEGIES, ListStrategy, Policy, Slices
 from devices.replicas import unshared
 from devices.source import (
+    Absence,
     DeviceSource,
     Facts,
-    Fate,
     GiveUpError,
     Hindrance,
     Inventory,
@@ -122,7 +122,7 @@ class GPUSource(DeviceSource):
             if self._features is not None:
                 self._features.withdraw()
 
-    async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
+    async def answer(self, resource: str, request: ContainerRequest, sendable: Sendable) -> ContainerAnswer:
         """Return how a container gets these GPUs, by the policy's strategies.
 
         Raises:
@@ -139,7 +139,7 @@ class GPUSource(DeviceSource):
             if (gpu := found(device_id, gpus)) is not None and gpu.lacks:
                 raise RefusedError(Fault.FAILED_PRECONDITION, f"a container cannot use {device_id[:80]!r}: {gpu.lacks}")
         token = str(uuid4()) if ListStrategy.CDI_ANNOTATIONS in self._policy.list_strategies else ""
-        asked = Asked(resource, request.device_ids, gpus, self._policy, sayable, self._around, token)
+        asked = Asked(resource, request.device_ids, gpus, self._policy, sendable, self._around, token)
         return answer(asked, request.device_ids, self._vendors)
 
     async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
@@ -166,29 +166,29 @@ class GPUSource(DeviceSource):
                 "Repair it; the kubelet tries again",
             )
 
-    def fate(self, resource: str, device_id: str) -> Fate:
+    def absence(self, resource: str, device_id: str) -> Absence:
         """Return LOST for a GPU that vanished, WITHDRAWN for a device that is no longer offered."""
         sight = self._sight
         if sight is None or self._inventory is None:
-            return Fate.UNKNOWN
+            return Absence.UNKNOWN
         uuid = unshared(device_id, self._known)
         there = {gpu.uuid for gpu in sight.gpus}
         offer = self._offers.get(resource)
         if offer is not None and uuid in offer.gpus and device_id in offer.ids(uuid):
-            return Fate.LOST  # It is on the list.
+            return Absence.LOST  # It is on the list.
         known = self._known.get(uuid)
         if uuid in self._left_out or naming.patterns_of(known or GPU(uuid, -1, -1), self._policy.excluded):
-            return Fate.EXCLUDED
+            return Absence.EXCLUDED
         if uuid in there or uuid in sight.withdrawn or (sight.resources and offer is None):
-            return Fate.WITHDRAWN
+            return Absence.WITHDRAWN
         if known is None:  # From an earlier process. If a GPU can't be read, its partitions are unknown.
             looked_at = bool(sight.gpus) and all(one.excluded for one in sight.unusable)
             repartitioned = looked_at and any(one.was_repartitioned(uuid, sight.gpus) for one in self._vendors)
-            return Fate.WITHDRAWN if repartitioned else Fate.UNKNOWN
+            return Absence.WITHDRAWN if repartitioned else Absence.UNKNOWN
         replaced = bool(known.pci) and any(gpu.pci == known.pci and gpu.board != known.board for gpu in sight.gpus)
         if replaced or known.parent in there or self._differently(resource, device_id, known):
-            return Fate.WITHDRAWN
-        return Fate.LOST
+            return Absence.WITHDRAWN
+        return Absence.LOST
 
     def place(self, device_id: str) -> Place | None:
         """Return where a GPU or partition is. A partition that is gone may have been anywhere on its GPU."""
@@ -220,7 +220,7 @@ class GPUSource(DeviceSource):
         none = not any(offer.gpus for offer in self._offers.values())
         gpus = [one for one in self._unusable if not one.excluded]
         found = [Hindrance(self.name, f"{one.name} can't be used: {one.reason}", held_up=none) for one in gpus]
-        missing = ", ".join(self._around.sight.missing)
+        missing = ", ".join(self._around.sight.missing_nodes)
         return [*found, Hindrance(self.name, f"{missing}: {_MISSING}")] if missing else found
 
     def unusable(self) -> tuple[Unusable, ...]:
@@ -231,7 +231,7 @@ class GPUSource(DeviceSource):
         """Return the facts of a GPU."""
         gpus, sight = self._offers.get(resource, NamedGPUs({})).gpus, self._sight or Sight(())
         places = {one.uuid: one.place or str(one.index) for one in sight.gpus}
-        return lambda one: Facts() if (gpu := found(one, gpus)) is None else _facts(gpu, places, sight.driver)
+        return lambda one: Facts() if (gpu := found(one, gpus)) is None else _facts(gpu, places, sight.driver_version)
 
     def adopt(self, policy: Policy) -> None:
         """Use ``policy`` from now on."""
@@ -277,8 +277,8 @@ class GPUSource(DeviceSource):
         async with contextlib.aclosing(self._backend.watch()) as sights:
             async for sight in sights:
                 before = self._sight or Sight(())
-                if sight.missing and sight.missing != before.missing:
-                    _log.error("device nodes are missing", nodes=list(sight.missing), reason=_MISSING)
+                if sight.missing_nodes and sight.missing_nodes != before.missing_nodes:
+                    _log.error("device nodes are missing", nodes=list(sight.missing_nodes), reason=_MISSING)
                 self._sight = _completed(sight, before.gpus, self._known)
                 for gpu in self._sight.gpus:
                     self._known.pop(gpu.uuid, None)

@@ -103,8 +103,8 @@ def _by_own_names(asked: Asked, names: tuple[str, ...], vendor: Vendor) -> Conta
     Raises:
         RefusedError: this kubelet's API has no CDI names.
     """
-    if Field.CDI_DEVICES in asked.sayable.said:
+    if Field.CDI_DEVICES in asked.sendable.certain:
         return ContainerAnswer(cdi_devices=names)
-    if Field.CDI_DEVICES in asked.sayable.unsure:
+    if Field.CDI_DEVICES in asked.sendable.unsure:
         return replace(vendor.again(asked), cdi_devices=names)
     raise not_carried(asked.resource, [Field.CDI_DEVICES])

@@ -106,7 +106,7 @@ def awaits_pre_start(entries: Iterable[Entry]) -> bool:
 
 def counted(entries: Iterable[Entry]) -> tuple[str, ...]:
     """Return the devices that DRA will give back, those without a holder first."""
-    found = [(entry.state is State.LENT, entry.device.id) for entry in entries if entry.state in COUNTED]
+    found = [(entry.state is State.DRA_BY_NAME, entry.device.id) for entry in entries if entry.state in COUNTED]
     return tuple(device_id for _, device_id in sorted(found))
 
 

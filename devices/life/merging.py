@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from devices.life.states import COVERS, TABLE, Entry, Spells, State
 from devices.model import Device, Health, Trouble, TroubleKind
-from devices.source import Fate, Listing
+from devices.source import Absence, Listing
 
 FIRST_DISCOVERY_S: Final = 300.0
 """Most seconds until the first inventory: enough to build a driver while the node boots, and as long as the kubelet waits for
@@ -54,7 +54,7 @@ class Known(Struct, frozen=True):
     away: Mapping[str, tuple[State, str]] = field(default_factory=dict)
     sticky: Mapping[str, Sticky] = field(default_factory=dict)
     held: AbstractSet[str] | None = None
-    fates: Mapping[str, Fate] = field(default_factory=dict)
+    fates: Mapping[str, Absence] = field(default_factory=dict)
     lost_since: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -267,8 +267,8 @@ def _miss(
         return Entry(device, State.UNHEALTHY, reason)
     free = _is_free(device_id, known)
     fate = known.fates.get(device_id)
-    if fate in {Fate.WITHDRAWN, Fate.EXCLUDED}:
-        gone = "no longer offered" if fate is Fate.WITHDRAWN else "left out by the setting exclude-devices"
+    if fate in {Absence.WITHDRAWN, Absence.EXCLUDED}:
+        gone = "no longer offered" if fate is Absence.WITHDRAWN else "left out by the setting exclude-devices"
         if free:
             return None
         if known.held is not None:

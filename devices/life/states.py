@@ -30,11 +30,11 @@ class State(Enum):
     WITHHELD = "withheld"
     LEAVING = "to-dra"
     ELSEWHERE = "dra"
-    LENT = "dra-by-name"
+    DRA_BY_NAME = "dra-by-name"
     RETURNING = "to-plugin"
 
 
-COUNTED: Final = frozenset({State.LENT, State.RETURNING})
+COUNTED: Final = frozenset({State.DRA_BY_NAME, State.RETURNING})
 """States of devices that DRA will give back. The kubelet counts them already, because the scheduler never stopped counting them."""
 AWAY: Final = frozenset({State.LEAVING, State.ELSEWHERE}) | COUNTED
 """States of devices that another API gives, or that move there or back."""
@@ -103,7 +103,7 @@ TABLE: Final[Mapping[State, Consequence]] = {
     # as healthy. It is given last. Allocate doesn't wait for it: if a kubelet is asked for its records during Allocate
     # (pod-resources List), it forgets what it was about to give. It then gave the device to two pods (run on 1.37;
     # UpdateAllocatedDevices of devicemanager/manager.go).
-    State.LENT: Consequence(
+    State.DRA_BY_NAME: Consequence(
         Health.HEALTHY,
         way_out="restart the pod; DRA gives the device back when the pod that holds it has ended",
     ),

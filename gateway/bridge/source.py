@@ -17,9 +17,9 @@ from typing import Any, Final
 import structlog
 
 from adapters.dialect import Dialect
-from devices.model import ContainerAnswer, ContainerRequest, Fault, Options, PreferredRequest, RefusedError, Sayable
+from devices.model import ContainerAnswer, ContainerRequest, Fault, Options, PreferredRequest, RefusedError, Sendable
 from devices.policy import Policy
-from devices.source import Behind, DeviceSource, Facts, Fate, Hindrance, Inventory, not_offered
+from devices.source import Absence, Behind, DeviceSource, Facts, Hindrance, Inventory, not_offered
 from gateway.bridge import judge, memory, shield
 from gateway.bridge.judge import REGISTRATION, REGISTRY
 from gateway.bridge.peer import AwayError, ListPace, Peer
@@ -373,7 +373,7 @@ class Bridge(DeviceSource):
 
     # The calls.
 
-    async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:  # noqa: ARG002
+    async def answer(self, resource: str, request: ContainerRequest, sendable: Sendable) -> ContainerAnswer:  # noqa: ARG002
         """Let the plugin answer. The kubelet's dialect drops or refuses fields that it can't carry."""
         return await self._asked_of(resource).allocate(request)
 
@@ -393,12 +393,12 @@ class Bridge(DeviceSource):
 
     # The other methods of a source.
 
-    def fate(self, resource: str, device_id: str) -> Fate:  # noqa: ARG002 - the protocol's
+    def absence(self, resource: str, device_id: str) -> Absence:  # noqa: ARG002 - the protocol's
         """Return WITHDRAWN for a device that its plugin no longer lists, or whose plugin never came back."""
         one = self._of(resource)
         if one is None or one.word.devices is None:
-            return Fate.UNKNOWN
-        return Fate.WITHDRAWN
+            return Absence.UNKNOWN
+        return Absence.WITHDRAWN
 
     def claims(self, resource: str) -> bool:
         """Return True if a plugin registered the resource, in this process or before."""

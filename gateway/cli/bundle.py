@@ -21,7 +21,7 @@ from gateway.cli import advice, common, run
 from gateway.cli.doctor import below, seen
 from gateway.configuration.settings import ConfigError
 from gateway.doctor import checks
-from gateway.doctor.snapshot import Surveyed
+from gateway.doctor.snapshot import NodeFacts
 from gateway.kubelet.identity import CHECKPOINT
 from gateway.telling import status
 
@@ -93,8 +93,8 @@ def redacted(content: bytes, names: Mapping[str, str]) -> bytes:
     return text.encode()
 
 
-def _members(ctx: click.Context, found: Surveyed, state_dir: Path, host_root: Path) -> Iterator[tuple[str, bytes]]:
-    yield "status.json", _json({"gateways": found.statuses, "silent": found.silent})
+def _members(ctx: click.Context, found: NodeFacts, state_dir: Path, host_root: Path) -> Iterator[tuple[str, bytes]]:
+    yield "status.json", _json({"gateways": found.statuses, "silent": found.unreachable})
     yield "doctor.json", _json(list(checks.judged(found)))
     yield "snapshot.json", _json(found)
     yield "settings.json", _json(_settings(ctx))
@@ -183,7 +183,7 @@ def _file(path: Path) -> bytes:
         return b""
 
 
-def _names(found: Surveyed, state: bytes) -> dict[str, str]:
+def _names(found: NodeFacts, state: bytes) -> dict[str, str]:
     """Return a word for each name of the node, of namespaces, pods and containers in the gateways' status and state."""
     text = _json(found.statuses).decode() + state.decode(errors="replace")
     name = r"[a-z0-9][a-z0-9.-]*"

@@ -1,4 +1,4 @@
-"""``gateway compat``: the compatibility matrix on this machine, with the daemon's own options, for people and for their CI."""
+"""``gateway compat``: runs the compatibility matrix on this machine, with the daemon's own options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from adapters.registry import DIALECTS
-from gateway.cli import runs
+from gateway.cli import lab_options
 from gateway.cli.options import Strict, Words, setting
 from gateway.configuration import commandline
 from gateway.configuration.flags import FLAGS
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 _EXAMPLES = """
 \b
 Examples:
-  gateway compat                                       every kubelet that there is, and every hop between two of them
-  gateway compat --kubelets 1.28,1.32,1.36             those of your clusters
+  gateway compat                                       all kubelet versions, and every hop between two of them
+  gateway compat --kubelets 1.28,1.32,1.36             the versions of your clusters
   gateway compat --kubelets 1.32 --genuine no          without Go: an emulated kubelet, in seconds
   gateway compat --kubelets 1.32 --only register --only kubelet-crash --no-hops
   gateway compat --kubelets 1.32,1.36 --simulate profile.yaml --api v1beta1
   gateway compat --kubelets 1.28,1.36 --config-file config.yaml --only your-profile
-  gateway compat --kubelets 1.8,1.37 --behind v1alpha2   through the bridge: a plugin of 2017 on today's kubelet
-  gateway compat --only help                           which scenarios there are
-  gateway compat --kubelet-source ~/kubernetes         the kubelet of a checkout, before it is a release
+  gateway compat --kubelets 1.8,1.37 --behind v1alpha2   through the bridge: a plugin of 2017 on a kubelet of today
+  gateway compat --only help                           list the scenarios
+  gateway compat --kubelet-source ~/kubernetes         the unreleased kubelet of a checkout
 
-It writes report.json, report.md, junit.xml and index.html. It ends with 0 when everything passed and with 1 when not. Another device plugin:
-gateway conformance. Known bugs of kubelets: gateway bugs.
+It writes report.json, report.md, junit.xml and index.html. The exit status is 0 if everything passed, else 1. To test another device plugin:
+gateway conformance. To see known kubelet bugs: gateway bugs.
 """
 
 HOPS, CLUSTER = "hops", "cluster"
@@ -45,33 +45,33 @@ PASSED_ON = ("api", "simulate", "kubelet_version")
 
 
 @click.command(epilog=_EXAMPLES)
-@runs.kubelet_options
+@lab_options.kubelet_options
 @click.option(
     "--only",
     multiple=True,
     metavar="SCENARIO",
-    help="Run this scenario only, or 'hops', or 'cluster'; can be given several times. 'help' lists them.",
+    help="Run only this scenario, or 'hops', or 'cluster'; can be given several times. 'help' lists them.",
 )
 @click.option(
     "--config-file",
     cls=Strict,
     type=click.Path(path_type=Path),
     default=None,
-    help="Your configuration: adds a scenario with the devices that it makes of those of --simulate (or of eight GPUs).",
+    help="Your configuration file. It adds a scenario with the GPUs of --simulate (default: eight), configured by this file.",
 )
 @click.option(
     "--behind",
     type=Words(tuple(one.name for one in reversed(DIALECTS))),
     default=None,
-    help="Run them through the bridge: a plugin that speaks this API has the GPUs, and the gateways only pass it on.",
+    help="Run through the bridge: a plugin that speaks this API version offers the GPUs, and the gateways forward its calls.",
 )
 @click.option("--hops/--no-hops", default=True, help="Upgrades and downgrades between the kubelets, with pods.")
-@runs.out_option
+@lab_options.out_option
 @click.option(
     "--page",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     default=None,
-    help="A page in Markdown that is to hold this run too, between two lines that mark its place.",
+    help="A Markdown page into which the report is also written, between two marker lines.",
 )
 def compat(
     *,
@@ -88,35 +88,32 @@ def compat(
 ) -> None:
     """Run every scenario and every hop on kubelets of many versions, and write a report.
 
-    Gateways with simulated GPUs and kubelets are real processes on real sockets in temporary directories: nothing of this
-    machine's own kubelet is touched. A genuine kubelet is the unmodified device manager of that version, built from its
-    source; building one takes a minute or so, once. The options of the daemon are those that its gateways are run with;
-    --simulate and --config-file add a scenario with your devices.
+    Gateways with simulated GPUs and kubelets are real processes on real sockets in temporary directories. This machine's own
+    kubelet is not touched. Real kubelet code is the unmodified device manager of a release, built from its source. The first
+    build of each takes about a minute. The gateways get the daemon's options that you give here. --simulate and --config-file
+    add a scenario with your devices.
     """
     if find_spec("hpack") is None:
-        raise click.ClickException(
-            "the extra `lab` is missing, which reads calls off the wire. Install it: pip install "
-            "'device-plugin-gateway[lab]'"
-        )
+        raise click.ClickException("the extra `lab` is missing. Install it: pip install 'device-plugin-gateway[lab]'")
     from gateway_lab.kubelets import build
     from gateway_lab.matrix import report
     from gateway_lab.matrix import run as matrix
 
-    said = commandline.read_sources(daemon, os.environ)
+    given = commandline.read_sources(daemon, os.environ)
     try:
         settings = commandline.make_settings(
-            {name: one for name, one in said.items() if name.replace("-", "_") in PASSED_ON}
+            {name: one for name, one in given.items() if name.replace("-", "_") in PASSED_ON}
         )
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
-    chosen = _scenarios(only, settings.profile, config_file)
-    runs.see_that_it_can_be_written(out, page)
-    versions, binaries, why_emulated = runs.kubelets(kubelets, build.available, genuine, kubelet_source)
+    selected = _scenarios(only, settings.profile, config_file)
+    lab_options.require_writable_report(out, page)
+    versions, binaries, why_emulated = lab_options.prepare_kubelets(kubelets, build.available, genuine, kubelet_source)
     job = matrix.Matrix(
         versions,
         binaries,
         why_emulated,
-        chosen,
+        selected,
         with_hops=hops and (not only or HOPS in only),
         with_cluster=not only or CLUSTER in only,
         api=settings.api,
@@ -124,9 +121,9 @@ def compat(
         behind=behind or "",
     )
     try:
-        found = asyncio.run(matrix.run(job, runs.clocked()))
+        found = asyncio.run(matrix.run(job, lab_options.progress_printer()))
     except KeyboardInterrupt:
-        runs.stopped()
+        lab_options.exit_after_interrupt()
     _write(found, out, page)
     click.echo(f"\n{report.summary(found)}\nreport: {out / 'index.html'}")
     sys.exit(0 if found.passed else 1)
@@ -136,7 +133,7 @@ compat.params.extend(setting(flag) for flag in FLAGS if flag.parameter in PASSED
 
 
 def _scenarios(only: tuple[str, ...], profile: str | None, config_file: Path | None) -> tuple[Scenario, ...]:
-    """Find the scenarios that were asked for."""
+    """Return the selected scenarios. ``--only help`` prints all of them and exits."""
     from gateway_lab.matrix import run as matrix
     from gateway_lab.trials.scenarios import SCENARIOS
 
@@ -151,7 +148,7 @@ def _scenarios(only: tuple[str, ...], profile: str | None, config_file: Path | N
     known = {name: one.promise for name, one in found.items()}
     known[HOPS] = "upgrades and downgrades between the kubelets, with pods"
     known[CLUSTER] = "a node of each version at once, all with one configuration"
-    runs.chosen(only, known)
+    lab_options.check_choice(only, known)
     return tuple(one for name, one in found.items() if not only or name in only)
 
 

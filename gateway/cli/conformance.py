@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from gateway.cli import runs
+from gateway.cli import lab_options
 from gateway.cli.options import Seconds, Strict
 from gateway.wires.log import printable_lines
 
@@ -18,28 +18,28 @@ _EXAMPLES = """
 \b
 Examples:
   gateway conformance './my-plugin --dir {socket_dir}' --kubelets 1.28,1.37
-  gateway conformance ./my-plugin --hard-wired     one that has /var/lib/kubelet/device-plugins compiled in
-  gateway conformance ./my-plugin --only help      which rules there are
+  gateway conformance ./my-plugin --hard-wired     /var/lib/kubelet/device-plugins is compiled into the plugin
+  gateway conformance ./my-plugin --only help      list the rules
 
-It writes plugin.json, plugin-report.yaml and plugin-badge.json. It ends with 0 if no rule is broken, with 1 if one is, and with 2 if the
-plugin can't be examined.
+It writes plugin.json, plugin-report.yaml and plugin-badge.json. The exit status is 0 if no rule is broken, 1 if one is, and 2 if the plugin
+can't be examined.
 """
 
 
 @click.command(epilog=_EXAMPLES)
 @click.argument("command")
-@runs.kubelet_options
+@lab_options.kubelet_options
 @click.option(
-    "--only", multiple=True, metavar="RULE", help="Judge this rule only; can be given several times. 'help' lists them."
+    "--only", multiple=True, metavar="RULE", help="Check only this rule; can be given several times. 'help' lists all."
 )
 @click.option(
     "--hard-wired",
     is_flag=True,
-    help="It has /var/lib/kubelet/device-plugins compiled in, so it runs in a mount namespace of its own where that is the socket "
-    "directory. Takes root, or user namespaces.",
+    help="For a plugin with /var/lib/kubelet/device-plugins compiled in: run it in its own mount namespace, with the socket "
+    "directory at that path. Needs root or user namespaces.",
 )
 @click.option(
-    "--plugin-name", metavar="NAME", default="", show_default="its program's name", help="What the report calls it."
+    "--plugin-name", metavar="NAME", default="", show_default="its program's name", help="Its name, for the report."
 )
 @click.option(
     "--plugin-version", metavar="VERSION", default="", show_default="none", help="Its version, for the report."
@@ -49,18 +49,18 @@ plugin can't be examined.
     metavar="TEXT",
     default="",
     show_default="none",
-    help="What a reader of the report must know, such as simulated hardware.",
+    help="A remark for the report's readers, such as: simulated hardware.",
 )
 @click.option(
-    "--resource", metavar="NAME", default="", show_default="all", help="Look at this one of its resources only."
+    "--resource", metavar="NAME", default="", show_default="all", help="Examine only this resource of the plugin."
 )
 @click.option(
     "--change",
     metavar="COMMAND",
     default="",
     show_default="none",
-    help="What makes one of its devices unhealthy, for the rule updates-after-reconnect; {socket_dir} and {state_dir} stand for the "
-    "same folders.",
+    help="A command that makes one device unhealthy, for the rule updates-after-reconnect. {socket_dir} and {state_dir} are replaced "
+    "as in COMMAND.",
 )
 @click.option(
     "--cap",
@@ -69,9 +69,9 @@ plugin can't be examined.
     default=10,
     show_default=True,
     metavar="SECONDS",
-    help="How long to wait for what must come.",
+    help="Longest wait for each expected reaction of the plugin.",
 )
-@runs.out_option
+@lab_options.out_option
 def conformance(
     *,
     command: str,
@@ -88,10 +88,10 @@ def conformance(
     cap: float,
     out: Path,
 ) -> None:
-    """Examine any device plugin: which promises of the kubelet's API it keeps, and which it breaks.
+    """Check which rules of the kubelet's device plugin API any device plugin keeps.
 
-    COMMAND starts the plugin, without a shell. {socket_dir} stands for the socket directory, {state_dir} for a folder that outlives its
-    process. Without --kubelets it runs on one kubelet of each class.
+    COMMAND starts the plugin, without a shell. {socket_dir} stands for the socket directory, {state_dir} for a folder that is kept if the
+    plugin restarts. Without --kubelets it runs on one kubelet version of each group that behaves alike.
     """
     from gateway_lab import inplace
     from gateway_lab.conformance import report as plugin_report
@@ -99,7 +99,7 @@ def conformance(
     from gateway_lab.trials import conformance as trial
 
     rules = {rule.id: rule for rule in trial.RULES}
-    runs.chosen(only, {name: rule.promise for name, rule in rules.items()})
+    lab_options.check_choice(only, {name: rule.promise for name, rule in rules.items()})
     try:
         trial.parsed(command, hard_wired=hard_wired)
         if hard_wired:
@@ -108,13 +108,13 @@ def conformance(
         raise click.BadParameter(str(error), param_hint="COMMAND") from error
     except inplace.InPlaceError as error:
         raise click.BadParameter(str(error), param_hint="--hard-wired") from error
-    runs.see_that_it_can_be_written(out, None)
-    versions, binaries, _ = runs.kubelets(kubelets, build.default, genuine, kubelet_source)
+    lab_options.require_writable_report(out, None)
+    versions, binaries, _ = lab_options.prepare_kubelets(kubelets, build.default, genuine, kubelet_source)
     work = trial.examine(
         command,
         versions=versions,
         genuine=binaries.get,
-        progress=runs.clocked(),
+        progress=lab_options.progress_printer(),
         rules=[rules[name] for name in only],
         resource=resource,
         change=change,
@@ -124,7 +124,7 @@ def conformance(
     try:
         found = asyncio.run(work)
     except KeyboardInterrupt:
-        runs.stopped()
+        lab_options.exit_after_interrupt()
     try:
         (out / "plugin.json").write_bytes(trial.to_json(found))
         told = plugin_report.report(

@@ -28,7 +28,7 @@ The exit status is 0 if the verdict is good, else 1.
 
 @click.command(epilog=_EXAMPLES)
 @click.option("--real", is_flag=True, help="Use the real kubelet code that is built; emulate other versions.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document: steps, holdings, gaps, verdict.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document: steps, GPU holders, outages, verdict.")
 @click.option(
     "--pace",
     cls=Strict,

@@ -23,7 +23,7 @@ from gateway.cli.status import look as ask
 from gateway.configuration.settings import SOCKET_DIR, ConfigError
 from gateway.doctor import checks, drivers
 from gateway.doctor.look import Places, look
-from gateway.doctor.snapshot import Answered, Cluster, Release, Surveyed, Told
+from gateway.doctor.snapshot import Cluster, DoctorAnswer, GatewayFacts, NodeFacts, Release
 from gateway.wires import control
 from gateway.wires.log import printable
 
@@ -102,7 +102,7 @@ def release(version: str) -> Release | None:
     try:
         found = advice.kubelet(version, facts)
     except advice.PlanError as error:
-        return Release(unknown=str(error))
+        return Release(unknown_reason=str(error))
     unkept = ""
     after = advice.Kubelet(found.minor + 1)
     if after.minor <= minor_version(facts.last) and not facts.keeps_checkpoint(found, after):
@@ -114,10 +114,10 @@ def release(version: str) -> Release | None:
         for later in bug.fixed(found)
         if later.startswith(f"1.{found.minor}.")
     )
-    return Release(found.minor, unkept=unkept, fixed=fixed)
+    return Release(found.minor, checkpoint_lost_reason=unkept, bugs_fixed_later=fixed)
 
 
-def seen(ctx: click.Context, state_dir: Path, host_root: Path) -> Surveyed:
+def seen(ctx: click.Context, state_dir: Path, host_root: Path) -> NodeFacts:
     """Collect what the checks need. The daemon's options in ``ctx`` say where to look."""
     told: dict[str, Any] = {"monitors_mig": "NVIDIA_MIG_MONITOR_DEVICES" in os.environ}
     found: dict[str, Any] = {}
@@ -126,13 +126,13 @@ def seen(ctx: click.Context, state_dir: Path, host_root: Path) -> Surveyed:
         told["strategies"] = frozenset(found["device-list-strategy"])
         told["imex"] = bool(found["imex-channel-ids"])
     except ConfigError as error:
-        told["settings"] = str(error)
+        told["settings_error"] = str(error)
     kept = below(host_root, state_dir)
     folder = Path(found.get("socket-dir") or next(reversed(ctx.params["socket_dir"]), SOCKET_DIR))
     # Where the folder isn't there, no gateway runs, and that has a check of its own.
     with contextlib.suppress(control.ControlError):
         answers = asyncio.run(ask(kept))
-        told.update(statuses=tuple(answers.read), silent=answers.silent)
+        told.update(statuses=tuple(answers.read), unreachable=answers.silent)
         if theirs := frozenset(one for status in answers.read for one in status.list_strategies):
             told["strategies"] = theirs  # A gateway's own flags aren't known here.
         if folder == SOCKET_DIR and len(folders := {one.socket_dir for one in answers.read}) == 1:
@@ -144,7 +144,7 @@ def seen(ctx: click.Context, state_dir: Path, host_root: Path) -> Surveyed:
     answered = None
     with contextlib.suppress(control.ControlError):
         # The gateways have the libraries loaded that this takes.
-        replies, _ = asyncio.run(asking.ask_all(kept, {"op": "doctor"}, _ANSWER_WITHIN, Answered))
+        replies, _ = asyncio.run(asking.ask_all(kept, {"op": "doctor"}, _ANSWER_WITHIN, DoctorAnswer))
         answered = next(iter(replies.values()), None)
     cluster, nvml = Cluster(), None
     if answered is not None:
@@ -163,7 +163,7 @@ def seen(ctx: click.Context, state_dir: Path, host_root: Path) -> Surveyed:
             cluster = msgspec.structs.replace(cluster, node_missing=False)
         if answered is None and host_root == Path("/"):
             nvml = server.nvml
-    return look(places, Told(**told), cluster, release, nvml)
+    return look(places, GatewayFacts(**told), cluster, release, nvml)
 
 
 def below(root: Path, path: Path) -> Path:

@@ -28,31 +28,31 @@ pre { white-space: pre-wrap; }
 </style>
 """
 _CLASSES: Final = {"required": "required", "advised": "advised", "not needed": "free"}
-_WORDS: Final = {"required": "drain", "advised": "drain advised", "not needed": "no drain"}
+_DRAIN_LABELS: Final = {"required": "drain", "advised": "drain advised", "not needed": "no drain"}
 
 
 def page(fleet: Fleet) -> str:
-    """Write the page; it needs nothing from elsewhere."""
+    """Return the page as HTML. It loads no other files."""
     return "\n".join([_HEAD, *_body(fleet), "</html>", ""])
 
 
 def _body(fleet: Fleet) -> Iterator[str]:
     numbers = sorted({step.number for step in fleet.steps})
     yield f"<h1>{count(fleet.nodes, 'node')} to kubelet {escape(fleet.goal)}</h1>"
-    yield "<p>Finish each step on all nodes before the next one. One node first, each time.</p>"
+    yield "<p>Finish each step on all nodes before the next one. In each step, upgrade one node first.</p>"
     yield '<div class="wide"><table>'
     yield f"<tr><th>kubelet today</th>{''.join(f'<th>step {number}</th>' for number in numbers)}</tr>"
     for group in fleet.groups:
-        yield f"<tr><th>{escape(group.version)}<small>{_who(group)}</small></th>"
+        yield f"<tr><th>{escape(group.version)}<small>{_describe_group(group)}</small></th>"
         mine = {step.number: step for step in fleet.steps if group.version in step.versions}
         yield "".join(_cell(mine[number]) if number in mine else "<td></td>" for number in numbers) + "</tr>"
     yield f"</table></div>\n<pre>{escape(chr(10).join(render(fleet)))}</pre>"
 
 
-def _who(group: Group) -> str:
+def _describe_group(group: Group) -> str:
     return escape(
         f"{count(len(group.nodes), 'node')}, {count(group.devices, 'device')}: {names(group.nodes)}"
-        + ("" if group.plan else "; already there")
+        + ("" if group.plan else "; already on the target version")
     )
 
 
@@ -60,4 +60,4 @@ def _cell(step: Step) -> str:
     hop = step.hop
     kept = "" if hop.checkpoint_kept else "<small>the checkpoint is lost</small>"
     target = escape(f"{hop.old} \u2192 {hop.at_least or hop.new}")
-    return f'<td class="{_CLASSES[hop.drain]}">{target}<small>{_WORDS[hop.drain]}</small>{kept}</td>'
+    return f'<td class="{_CLASSES[hop.drain]}">{target}<small>{_DRAIN_LABELS[hop.drain]}</small>{kept}</td>'

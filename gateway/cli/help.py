@@ -36,7 +36,7 @@ Examples:
   gateway run --config-file config.yaml              a file in the format of NVIDIA's plugin; changes apply at once
 
 Each option has a variable: --socket-dir is GATEWAY_SOCKET_DIR. Options of NVIDIA's plugin have that plugin's variables: --mig-strategy is MIG_STRATEGY.
-Options win over variables, and variables over the configuration file. docs/configuration.md lists all.
+Options win over variables, and variables over the configuration file. `gateway config show` prints the values in force.
 """
 _HEADINGS: Final = {"daemon": "Daemon", "look": "Look", "orders": "Orders", "tools": "Tools"}
 

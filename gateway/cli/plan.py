@@ -19,23 +19,23 @@ _EXAMPLES = """
 \b
 Examples:
   gateway plan --from 1.24 --to 1.33
-  gateway plan --from 1.27.3 --to 1.28           the bugs of the patch release that you run, too
-  gateway plan --from 1.18 --to 1.32 --direct    in one jump: what is lost, and which stop would save it
-  gateway plan --from 1.36 --to 1.28             the way back
+  gateway plan --from 1.27.3 --to 1.28           also shows the bugs of the patch release that you run
+  gateway plan --from 1.18 --to 1.32 --direct    in one jump: what is lost, and which stop prevents it
+  gateway plan --from 1.36 --to 1.28             a downgrade
   kubectl get nodes -o json | gateway plan --nodes - --to 1.37
   kubectl get nodes -o json | gateway plan --nodes - --to 1.37 -o html > plan.html
   kubectl get nodes -o json | gateway plan --nodes - --to dra    GPUs move to claims (DRA): which nodes can, in which order
   gateway plan --from 1.24 --to 1.33 --json | jq '.hops[] | select(.drain != "not needed") | .new'
 """
 
-_CLAIMS: Final = "dra"
-"""With --to: no other kubelet, but the other API for GPUs."""
+_TO_DRA: Final = "dra"
+"""The value of --to that plans the move of GPUs to DRA. The kubelets keep their versions."""
 _WIDEST: Final = 100
 _WHEN: Final = {
     "restart": "At each start of the kubelet.",
     "reboot": "After a reboot of the node.",
     "register": "When a plugin is replaced.",
-    "admission": "When a pod comes.",
+    "admission": "When a pod is admitted.",
 }
 
 
@@ -52,37 +52,37 @@ _WHEN: Final = {
     "goal",
     required=True,
     metavar="VERSION|dra",
-    help="The kubelet to go to, newer or older; or dra: the GPUs go to claims, the kubelets stay.",
+    help="The kubelet version to plan for, newer or older. dra: move the GPUs to claims and keep the kubelets.",
 )
-@click.option("--direct", is_flag=True, help="In one jump, rather than one minor version at a time.")
+@click.option("--direct", is_flag=True, help="Plan one jump instead of one minor version at a time.")
 @common.output("one document, with the source of each statement", html="with --nodes, a page with a timeline")
 def plan(*, start: str | None, nodes: IO[bytes] | None, goal: str, direct: bool, output: str) -> None:
-    """Say what a GPU node goes through when its kubelet becomes another version, hop by hop.
+    """Show what happens to a GPU node at each hop of a kubelet upgrade or downgrade.
 
-    With --nodes: what each node of a cluster goes through, which must be drained, and in which order.
+    With --nodes: the same for each node of a cluster, with the nodes to drain and the order of the nodes.
 
-    With --to dra: which kubelets let their GPUs move from the device plugin API to claims (dynamic resource allocation), what
-    they need for it, what pods may suffer, and in which order the nodes go.
+    With --to dra: which kubelets can move their GPUs from the device plugin API to claims (dynamic resource allocation). The plan
+    names the prerequisites, the effects on pods, and the order of the nodes.
 
-    For each hop: the device plugin API, whether the kubelet keeps its checkpoint (who holds which GPU), whether to drain,
-    which patch release to go to at least, and the kubelet's own bugs that GPU pods meet, with the way out. Each statement
-    was run on genuine kubelets or read in their code, release notes and issues; the plan says which.
+    For each hop, the plan shows the device plugin API and whether to drain. It shows whether the kubelet keeps its checkpoint (who
+    holds which GPU), and the minimum patch release. It lists the kubelet bugs that affect GPU pods, with workarounds. Each
+    statement was tested on real kubelet code, or comes from its source, release notes or issues. The plan shows which.
     """
     from gateway.cli import advice, fleet
 
     if (start is None) == (nodes is None):
         raise click.UsageError("Give either --from, for one node, or --nodes, for many")
-    if goal == _CLAIMS and direct:
-        raise click.UsageError("--direct doesn't go with --to dra, where no kubelet changes. Leave it out")
-    if output == "html" and (nodes is None or goal == _CLAIMS):
-        raise click.UsageError("-o html draws the steps of --nodes to another kubelet. Leave it out")
+    if goal == _TO_DRA and direct:
+        raise click.UsageError("--direct can't be used with --to dra, because no kubelet changes. Leave it out")
+    if output == "html" and (nodes is None or goal == _TO_DRA):
+        raise click.UsageError("-o html needs --nodes and a kubelet version in --to. Leave it out")
     facts = advice.load()
     width = columns(_WIDEST)
     try:
         everyone = None if nodes is None else fleet.read(_content(nodes))
         document, lines = (
-            _crossing(facts, start, everyone, width)
-            if goal == _CLAIMS
+            _move_to_dra(facts, start, everyone, width)
+            if goal == _TO_DRA
             else _upgrade(facts, start, everyone, advice.kubelet(goal, facts), width, direct=direct)
         )
     except advice.PlanError as error:
@@ -109,7 +109,7 @@ def _content(nodes: IO[bytes]) -> bytes:
 def _upgrade(
     facts: Advice, start: str | None, nodes: Sequence[Node] | None, to: Kubelet, width: int, *, direct: bool
 ) -> tuple[object, Iterator[str]]:
-    """Plan new kubelets: the document, and the same for a person."""
+    """Plan an upgrade. Return the JSON document and the lines of text."""
     from gateway.cli import advice, fleet, fleettext
 
     if nodes is not None:
@@ -119,10 +119,10 @@ def _upgrade(
     return one, render(one, width)
 
 
-def _crossing(
+def _move_to_dra(
     facts: Advice, start: str | None, nodes: Sequence[Node] | None, width: int
 ) -> tuple[object, Iterator[str]]:
-    """Plan that GPUs move to claims."""
+    """Plan the move of GPUs to claims. Return the JSON document and the lines of text."""
     from gateway.cli import advice, crossover, crossovertext
 
     if nodes is not None:
@@ -133,12 +133,12 @@ def _crossing(
 
 
 def render(plan: Plan, width: int) -> Iterator[str]:
-    """Write a plan for a person, in lines of at most ``width`` columns (a longer word stands alone)."""
+    """Write a plan as text, in lines of at most ``width`` columns (a longer word gets its own line)."""
     page = Page(width)
     drains = [
         f"{sum(hop.drain == level for hop in plan.hops)} with a drain {level}" for level in ("required", "advised")
     ]
-    said = [phrase for phrase in drains if not phrase.startswith("0 ")] or ["no drain for the GPUs' sake"]
+    said = [phrase for phrase in drains if not phrase.startswith("0 ")] or ["the GPUs need no drain"]
     hops = count(len(plan.hops), "hop")
     yield from page.text(f"Kubelet {plan.start} to {plan.goal} on a GPU node: {hops}, {', '.join(said)}.")
     yield from _summary(page, plan)
@@ -159,12 +159,12 @@ def render(plan: Plan, width: int) -> Iterator[str]:
     yield from page.line(", ".join(plan.then) + "." if plan.then else "No bug is known that hits GPU pods.")
     yield ""
     yield from page.text(
-        "run: seen on genuine kubelets; read: in code, release notes and issues; inferred: never tried. --json has the sources."
+        "run: tested on real kubelet code; read: in code, release notes or issues; inferred: not tested. --json has the sources."
     )
 
 
 def _summary(page: Page, plan: Plan) -> Iterator[str]:
-    """Say in a few lines what a change board asks: where to drain, what is lost, how far to go at least."""
+    """Summarize the plan: hops with a drain, lost checkpoints, minimum patch releases."""
     for words, hops in (
         ("Drain before the hop to", [hop for hop in plan.hops if hop.drain == "required"]),
         ("A drain is advised before the hop to", [hop for hop in plan.hops if hop.drain == "advised"]),
@@ -189,13 +189,13 @@ def _hop(page: Page, plan: Plan, hop: Hop, explained: set[str]) -> Iterator[str]
     if hop.checkpoint_kept:
         yield from page.line("Checkpoint: kept. Running pods keep their GPUs.")
     else:
-        rescue = f" With a stop at {hop.stop_at} on the way it is kept." if hop.stop_at else ""
+        rescue = f" If you stop at {hop.stop_at} on the way, it is kept." if hop.stop_at else ""
         yield from page.line(
             f"Checkpoint: LOST {checkpoint}. The kubelet starts with empty records and gives GPUs that are in use to others.{rescue}"
         )
     for name, patches in hop.avoided.items():
         lost = f"The checkpoint of {hop.old} can't be read {checkpoint}."
-        yield from page.line(f"Not {patches}: {lost if name == hop.checkpoint else _headline(plan.rows[name])}")
+        yield from page.line(f"Avoid {patches}: {lost if name == hop.checkpoint else _headline(plan.rows[name])}")
     for name in (*hop.crossings, *hop.new_bugs):
         if name not in explained:
             yield from _row(page, plan.rows[name])
@@ -207,7 +207,7 @@ def _hop(page: Page, plan: Plan, hop: Hop, explained: set[str]) -> Iterator[str]
 
 
 def _target(hop: Hop) -> str:
-    """Say where to go, and how far at least."""
+    """Return the target version and its minimum patch release."""
     if hop.at_least is None:
         return hop.new
     minor, patch = hop.at_least.rsplit(".", 1)
@@ -228,7 +228,7 @@ def _row(page: Page, row: Crossing | Bug | CheckpointFormat) -> Iterator[str]:
 
 
 def _headline(row: Crossing | Bug | CheckpointFormat) -> str:
-    """Put a row into one sentence: what it is, and how that is known."""
+    """Return one sentence about a row: what it is, and its evidence."""
     from gateway.cli.advice import Hazard
 
     return f"{row.title if isinstance(row, Hazard) else row.what} {_evidence(row)}."

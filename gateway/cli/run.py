@@ -114,10 +114,10 @@ def read(ctx: click.Context, said: Mapping[str, Given], start: Settings) -> tupl
     """Return the settings with the configuration file, and where each comes from, by flag name."""
     for note in commandline.unknown_variables(os.environ, COMMANDS.keys() - {"run"}):
         _log.warning("environment", note=note)
-    if inert := commandline.inert(said):
+    if inert := commandline.sources_without_effect(said):
         _log.info("settings without an effect here", settings=inert)
     policy = commandline.make_policy(said, start.backend)
-    if (choice := commandline.choice(said)) is not None:
+    if (choice := commandline.make_choice(said)) is not None:
         if start.config_file:
             raise ConfigError(
                 f"--config-file {start.config_file}: it does not go with --config-file-srcdir. Leave one of them out",

@@ -1,7 +1,7 @@
 """Turn the command line and the environment into settings.
 
 The command line wins over the environment, and the environment over the configuration file. Only the value that wins is checked.
-Flags are spelled as in Go programs: ``-x=true``, and a list by commas or by repetition (urfave/cli v2). Pure.
+Flags follow Go's syntax: ``-x=true``. A list is separated by commas, or its flag is repeated (urfave/cli v2). Pure.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from gateway.configuration.settings import Choice, ConfigError, Given, Settings
 
 _PREFIX: Final = "GATEWAY_"
 _KUBELET_SOCKET: Final = "kubelet.sock"
-_STRATEGY: Final = "device-list-strategy"
-_CDI: Final = "cdi-cri"
+_DEVICE_LIST_STRATEGY: Final = "device-list-strategy"
+_CDI_CRI: Final = "cdi-cri"
 _MAX_UNKNOWN: Final = 20
-_OF_A_SERVICE: Final = r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)"
+_SERVICE_VARIABLE: Final = r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)"
 """The pattern of variables that Kubernetes sets for Services ("Accessing the Service" of its documentation)."""
-_BY_OPTION: Final[Mapping[str, Flag]] = {
+_FLAGS_BY_OPTION: Final[Mapping[str, Flag]] = {
     name: flag for flag in FLAGS if flag.option for name in (flag.name, *flag.aliases)
 }
 
 
 def normalize_flags(arguments: Sequence[str], valued: Collection[str]) -> list[str]:
-    """Return the arguments with the table's flags as ``--name=value``, up to a command's name.
+    """Rewrite known flags as ``--name=value``, up to the command's name.
 
     Go's flag package allows one dash or two, and the value of a switch follows ``=``. NVIDIA's plugin reads ``--x false`` as ``--x``
     and ignores the rest of the line, so that is an error here. ``valued`` are the other options that have a value.
@@ -46,7 +46,7 @@ def normalize_flags(arguments: Sequence[str], valued: Collection[str]) -> list[s
         if word in {"-", "--"} or not word.startswith("-"):
             return [*done, word, *left]
         name, joined, value = word.removeprefix("-").removeprefix("-").partition("=")
-        flag = _BY_OPTION.get(name)
+        flag = _FLAGS_BY_OPTION.get(name)
         if word == "-v" and not (left and left[0].isdecimal()):
             done.append("--version")
         elif flag is None:
@@ -67,7 +67,11 @@ def normalize_flags(arguments: Sequence[str], valued: Collection[str]) -> list[s
 
 
 def read_sources(texts: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Given]:
-    """Return what options (texts by ``Flag.parameter``) and variables set, by the setting's name. Options win.
+    """Return the values that options and environment variables set, by the setting's name. Options win.
+
+    Args:
+        texts: the options' texts, by ``Flag.parameter``.
+        environment: the environment variables.
 
     Raises:
         ConfigError: a value is not of its setting's kind.
@@ -82,71 +86,71 @@ def read_sources(texts: Mapping[str, Any], environment: Mapping[str, str]) -> di
     return found
 
 
-def make_settings(said: MutableMapping[str, Given]) -> Settings:
+def make_settings(given: MutableMapping[str, Given]) -> Settings:
     """Return the settings that no configuration file can change.
 
-    Two settings decide others. NVIDIA's --kubelet-socket names the socket directory. With --dra containers get NVIDIA's GPUs by CDI
-    names, whatever the configuration file says: the CDI names of several claims add up, but one variable replaces another.
+    Two settings decide others. NVIDIA's --kubelet-socket names the socket directory. With --dra, containers always get NVIDIA's GPUs
+    by CDI names: the CDI names of several claims add up, but one environment variable replaces another.
 
     Raises:
         ConfigError: a setting can't be used.
     """
-    _follow_kubelet_socket(said)
-    settings = Settings(**_values(said, Settings))
+    _follow_kubelet_socket(given)
+    settings = Settings(**_checked_values(given, Settings))
     if settings.dra != "off":
-        source = said["dra"].source
+        source = given["dra"].source
         if not settings.node_name:
             raise ConfigError(f"{source}: needs the node's name. Set --node-name, or NODE_NAME from spec.nodeName")
-        strategy = said.get(_STRATEGY)
-        if strategy is not None and _CDI not in (strategy.value if isinstance(strategy.value, tuple) else ()):
+        strategy = given.get(_DEVICE_LIST_STRATEGY)
+        if strategy is not None and _CDI_CRI not in (strategy.value if isinstance(strategy.value, tuple) else ()):
             raise ConfigError(
-                f"{strategy.source}: needs {_CDI} with {source}, because claims' devices reach containers by CDI. Leave it out"
+                f"{strategy.source}: needs {_CDI_CRI} with {source}, because claims' devices reach containers by CDI. Remove it"
             )
-        said[_STRATEGY] = Given((_CDI,), source)
+        given[_DEVICE_LIST_STRATEGY] = Given((_CDI_CRI,), source)
     of_devices = {flag.name for flag in FLAGS if flag.key or flag.field in Policy.__struct_fields__}
-    return replace(settings, given={name: one for name, one in said.items() if name in of_devices})
+    return replace(settings, given={name: one for name, one in given.items() if name in of_devices})
 
 
-def choice(said: Mapping[str, Given]) -> Choice | None:
+def make_choice(given: Mapping[str, Given]) -> Choice | None:
     """Return how the node's label chooses the configuration file; None without a folder of files.
 
     Raises:
         ConfigError: a setting can't be used.
     """
-    values = _values(said, Choice)
+    values = _checked_values(given, Choice)
     return Choice(**{"label": NODE_LABEL, **values}) if values.get("folder") else None
 
 
-def make_policy(said: Mapping[str, Given], backend: str) -> Policy:
-    """Return the policy that these settings (by name) make with a backend.
+def make_policy(given: Mapping[str, Given], backend: str) -> Policy:
+    """Return the policy for a backend from these settings (by name).
 
     Raises:
         ConfigError: a setting can't be used.
     """
-    return replace(Policy(), **{"fail_on_init_error": backend == "nvidia", **_values(said, Policy)})
+    return replace(Policy(), **{"fail_on_init_error": backend == "nvidia", **_checked_values(given, Policy)})
 
 
-def _values(said: Mapping[str, Given], into: type[Settings | Choice | Policy]) -> dict[str, Any]:
-    """Check the settings of these fields, and return their values by field. A setting without a field is checked with the policy."""
+def _checked_values(given: Mapping[str, Given], struct: type[Settings | Choice | Policy]) -> dict[str, Any]:
+    """Check the settings that belong to ``struct``, and return their values by field. Settings without a field belong to ``Policy``."""
     values = {}
     for flag in FLAGS:
-        one, field = said.get(flag.name), flag.field
+        one, field = given.get(flag.name), flag.field
         if one is None or flag.inert:
             continue
-        if next((kind for kind in (Settings, Choice) if field in kind.__struct_fields__), Policy) is not into:
+        if next((kind for kind in (Settings, Choice) if field in kind.__struct_fields__), Policy) is not struct:
             continue
         try:
             value = flag.judge(one.value)
         except ValueError as error:
             raise ConfigError(f"{one.source}: {error}") from error
-        if field in into.__struct_fields__:
+        if field in struct.__struct_fields__:
             values[field] = value
     return values
 
 
-def _follow_kubelet_socket(said: MutableMapping[str, Given]) -> None:
+def _follow_kubelet_socket(given: MutableMapping[str, Given]) -> None:
     """Set the socket directory to the folder of --kubelet-socket, unless --socket-dir wins."""
-    socket, ours = said.get("kubelet-socket"), said.get("socket-dir")
+    socket, ours = given.get("kubelet-socket"), given.get("socket-dir")
     if socket is None:
         return
     path = Path(str(socket.value))
@@ -159,19 +163,18 @@ def _follow_kubelet_socket(said: MutableMapping[str, Given]) -> None:
                 "socket-dir",
             )
     elif ours is None or not by_option:
-        said["socket-dir"] = Given(str(path.parent), socket.source)
+        given["socket-dir"] = Given(str(path.parent), socket.source)
 
 
-def inert(said: Mapping[str, Given]) -> list[str]:
+def sources_without_effect(given: Mapping[str, Given]) -> list[str]:
     """Return the sources of the settings that have no effect."""
-    return [said[flag.name].source for flag in FLAGS if flag.inert and flag.name in said]
+    return [given[flag.name].source for flag in FLAGS if flag.inert and flag.name in given]
 
 
 def unknown_variables(environment: Mapping[str, str], commands: Iterable[str]) -> list[str]:
     """Return a sentence, without the value, for each variable that looks like a setting of the gateway and is unknown.
 
-    It skips variables that Kubernetes sets for a Service whose name begins with "gateway", and variables of options of
-    ``commands``.
+    It skips the variables of Services whose name begins with "gateway", and those of the options of ``commands``.
     """
     known = {name for flag in FLAGS for name in flag.variables}
     of_commands = tuple(f"{_PREFIX}{name.upper()}_" for name in commands)
@@ -179,7 +182,7 @@ def unknown_variables(environment: Mapping[str, str], commands: Iterable[str]) -
         name
         for name, value in sorted(environment.items())
         if name.startswith(_PREFIX) and not name.startswith(of_commands) and name not in known
-        if not re.search(_OF_A_SERVICE, name) and "://" not in value
+        if not re.search(_SERVICE_VARIABLE, name) and "://" not in value
     ]
     if not strange:
         return []

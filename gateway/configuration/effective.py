@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gateway.configuration.settings import Given, Settings
 
 DEFAULT: Final = "default"
-_FILE_ALONE: Final = {
+_ONLY_IN_FILE: Final = {
     "sharing.timeSlicing.resources": "slices",
     "sharing.timeSlicing.failRequestsGreaterThanOne": "fail_requests_greater_than_one",
     "resources.gpus": "gpu_names",
@@ -40,7 +40,7 @@ _OF_ONE_VENDOR: Final = {
     "amd": {"resource_naming"},
 }
 """Fields of the policy that do nothing for the GPUs of another vendor."""
-_NAMES: Final = {field: key for key, field in _FILE_ALONE.items()} | {flag.field: flag.name for flag in FLAGS}
+_SETTING_NAMES: Final = {field: key for key, field in _ONLY_IN_FILE.items()} | {flag.field: flag.name for flag in FLAGS}
 
 
 class Setting(Struct, frozen=True, rename={"source": "from"}):
@@ -51,9 +51,9 @@ class Setting(Struct, frozen=True, rename={"source": "from"}):
     source: str
 
 
-def _noted(one: Setting, field: str, backend: str) -> Setting:
+def _with_note(one: Setting, field: str, backend: str) -> Setting:
     """Return the setting, with a note if it was set and has no effect with this backend."""
-    if one.source == DEFAULT or backend not in {"nvidia", "amd"} or field not in _others({backend}):
+    if one.source == DEFAULT or backend not in {"nvidia", "amd"} or field not in _fields_without_effect({backend}):
         return one
     return replace(one, source=f"{one.source} (no effect with --backend {backend})")
 
@@ -65,7 +65,7 @@ def in_force(settings: Settings, said: Mapping[str, Given]) -> Iterable[Setting]
     """
     for flag in FLAGS:
         given = said.get(flag.name)
-        if (of := _holder(settings, flag.field)) is not None:
+        if (of := _struct_with(settings, flag.field)) is not None:
             value = getattr(of, flag.field)
         elif given is not None:
             value = given.value
@@ -75,32 +75,32 @@ def in_force(settings: Settings, said: Mapping[str, Given]) -> Iterable[Setting]
             empty = {FlagKind.SWITCH: False, FlagKind.LIST: []}
             value = empty.get(flag.kind, None if flag.default == "none" else flag.default)
         one = setting(flag.name, value, DEFAULT if given is None else given.source)
-        yield _noted(one, flag.field, settings.backend)
-    for key, field in _FILE_ALONE.items():
+        yield _with_note(one, flag.field, settings.backend)
+    for key, field in _ONLY_IN_FILE.items():
         value = getattr(settings.policy, field)
         unsaid = value == getattr(Policy(), field)
         one = setting(key, value, DEFAULT if unsaid else str(settings.config_file))
-        yield _noted(one, field, settings.backend)
+        yield _with_note(one, field, settings.backend)
 
 
-def _holder(settings: Settings, field: str) -> Settings | Policy | None:
+def _struct_with(settings: Settings, field: str) -> Settings | Policy | None:
     return next((one for one in (settings.policy, settings) if field in one.__struct_fields__), None)
 
 
-def _others(backends: Collection[str]) -> frozenset[str]:
+def _fields_without_effect(backends: Collection[str]) -> frozenset[str]:
     """Return the fields of the policy that have no effect with these backends. A simulated node may have GPUs of any vendor."""
     return frozenset().union(
         *(fields for name, fields in _OF_ONE_VENDOR.items() if not {name, "simulated"} & {*backends})
     )
 
 
-def idle(policy: Policy, source: DeviceSource) -> tuple[str, ...]:
-    """Return a sentence for each setting without an effect on this node: another vendor's, or with a pattern that matches no GPU."""
+def settings_without_effect(policy: Policy, source: DeviceSource) -> tuple[str, ...]:
+    """Return a sentence for each setting that has no effect here: it is for another vendor, or its pattern matches no GPU."""
     plain, backends = Policy(), source.name.split("+")
     words, matched = " and ".join(backends), {pattern for one in source.unusable() for pattern in one.patterns}
-    idle = [field for field in sorted(_others(backends)) if getattr(policy, field) != getattr(plain, field)]
+    idle = [one for one in sorted(_fields_without_effect(backends)) if getattr(policy, one) != getattr(plain, one)]
     return (
-        *(f"{_NAMES[field]} has no effect on this node, whose devices come from {words}" for field in idle),
+        *(f"{_SETTING_NAMES[field]} has no effect on this node, whose devices come from {words}" for field in idle),
         *(
             f"exclude-devices: {pattern!r} names no GPU that was found. `gateway devices` lists UUIDs, indexes and products"
             for pattern in policy.excluded

@@ -11,11 +11,11 @@ import msgspec.yaml
 from msgspec import Struct
 
 from gateway.doctor import claims, cluster, drivers, gateways, kubelets, runtimes
-from gateway.doctor.snapshot import Surveyed
+from gateway.doctor.snapshot import NodeFacts
 
 PAGES: Final = "docs/"
 Outcome = Literal["ok", "unseen", "warning", "error"]
-JUDGES: Final[Mapping[str, Callable[[Surveyed], str]]] = {
+JUDGES: Final[Mapping[str, Callable[[NodeFacts], str]]] = {
     **kubelets.CHECKS,
     **gateways.CHECKS,
     **drivers.CHECKS,
@@ -65,7 +65,7 @@ def categories() -> tuple[Category, ...]:
     return msgspec.yaml.decode((Path(__file__).parent / "checks.yaml").read_bytes(), type=tuple[Category, ...])
 
 
-def judged(snapshot: Surveyed, ignored: Iterable[str] = ()) -> Iterator[CheckResult]:
+def judged(snapshot: NodeFacts, ignored: Iterable[str] = ()) -> Iterator[CheckResult]:
     """Return the result of every check that isn't ignored, in the order of the file."""
     left_out = set(ignored)
     for category in categories():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from gateway.doctor.snapshot import Surveyed, joined, offered
+from gateway.doctor.snapshot import NodeFacts, allocatable, joined
 from gateway.sides.table import MOVING
 
 _LONG_S: Final = 3600.0
@@ -16,7 +16,7 @@ _FIRST_DRA_MINOR: Final = 32
 _MOVING: Final = frozenset(side.value for side in MOVING)
 
 
-def _strangers(seen: Surveyed) -> str:
+def _strangers(seen: NodeFacts) -> str:
     return joined(
         f"{device.id}: {device.stranger}"
         for status in seen.statuses
@@ -26,7 +26,7 @@ def _strangers(seen: Surveyed) -> str:
     )
 
 
-def _stuck(seen: Surveyed) -> str:
+def _stuck(seen: NodeFacts) -> str:
     return joined(
         f"{one.id} has been {one.side} for {one.moving_s / 3600:.0f} h: {one.words}"
         for one in seen.sides
@@ -34,47 +34,47 @@ def _stuck(seen: Surveyed) -> str:
     )
 
 
-def _lowered(seen: Surveyed) -> str:
+def _lowered(seen: NodeFacts) -> str:
     sides = seen.sides
     if seen.own_node is None or not sides or any(one.side in _MOVING for one in sides):
         return ""
     there = seen.own_node.allocatable
     return joined(
         f"{name}: the device plugin API has {count} healthy devices, the API server shows {there.get(name, 0)}"
-        for name, count in offered(seen).items()
+        for name, count in allocatable(seen).items()
         if there.get(name, 0) < count
     )
 
 
-def _no_class(seen: Surveyed) -> str:
+def _no_class(seen: NodeFacts) -> str:
     classes = seen.device_classes
     if classes is None:
         return ""
     return joined(
         f"no DeviceClass selects devices of {one.name}"
-        for one in seen.dra
+        for one in seen.own_drivers
         if not any(one.name in text or not text for text in classes.values())
     )
 
 
-def _unpublished(seen: Surveyed) -> str:
-    return joined(f"{one.name}: {one.unpublished}" for one in seen.dra if one.unpublished and not one.rival)
+def _unpublished(seen: NodeFacts) -> str:
+    return joined(f"{one.name}: {one.unpublished}" for one in seen.own_drivers if one.unpublished and not one.rival)
 
 
-def _rival(seen: Surveyed) -> str:
-    return joined(one.rival for one in seen.dra if one.rival)
+def _rival(seen: NodeFacts) -> str:
+    return joined(one.rival for one in seen.own_drivers if one.rival)
 
 
-def _rights(seen: Surveyed) -> str:
+def _rights(seen: NodeFacts) -> str:
     missing = [what for what, allowed in (seen.rights or {}).items() if not allowed]
     return f"not allowed: {', '.join(missing)}" if missing else ""
 
 
-def _no_registry(seen: Surveyed) -> str:
-    return "the kubelet's folder has no plugins_registry" if seen.registry is False and seen.dra else ""
+def _no_registry(seen: NodeFacts) -> str:
+    return "the kubelet's folder has no plugins_registry" if seen.has_registry is False and seen.own_drivers else ""
 
 
-def _untaken(seen: Surveyed) -> str:
+def _untaken(seen: NodeFacts) -> str:
     """Return the drivers that the kubelet did not accept. Missing rights and an unreachable API server have their own checks."""
     if _no_registry(seen) or _rights(seen):
         return ""
@@ -86,34 +86,34 @@ def _untaken(seen: Surveyed) -> str:
         why += f". Kubelet 1.{minor} prepares no claims"
     return joined(
         f"{one.name}: {one.trouble or why}"
-        for one in seen.dra
+        for one in seen.own_drivers
         if not one.registered and not one.rival and (one.trouble or not one.unpublished)
     )
 
 
-def _annotation(seen: Surveyed) -> str:
+def _annotation(seen: NodeFacts) -> str:
     return joined(one.crossing for one in seen.statuses if one.crossing)
 
 
-def _overlooked(seen: Surveyed) -> str:
+def _overlooked(seen: NodeFacts) -> str:
     return joined(one.by_name.overlooked for one in seen.statuses if one.by_name.overlooked)
 
 
-def _waiting(seen: Surveyed) -> str:
+def _waiting(seen: NodeFacts) -> str:
     return joined(one.by_name.waiting for one in seen.statuses if one.by_name.waiting)
 
 
-def _left(seen: Surveyed) -> str:
-    if not seen.state or not seen.statuses or seen.dra:
+def _left(seen: NodeFacts) -> str:
+    if not seen.used_state_dir or not seen.statuses or seen.own_drivers:
         return ""
-    return joined(f"{one} is prepared" for one in seen.state.claims)
+    return joined(f"{one} is prepared" for one in seen.used_state_dir.claims)
 
 
-def _refused(seen: Surveyed) -> str:
-    return joined(words for one in seen.dra for words in one.refused)
+def _refused(seen: NodeFacts) -> str:
+    return joined(words for one in seen.own_drivers for words in one.refused)
 
 
-CHECKS: Final[Mapping[str, Callable[[Surveyed], str]]] = {
+CHECKS: Final[Mapping[str, Callable[[NodeFacts], str]]] = {
     "DPG0601": _strangers,
     "DPG0602": _stuck,
     "DPG0603": _lowered,

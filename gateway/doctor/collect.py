@@ -24,9 +24,9 @@ from gateway.configuration import document
 from gateway.doctor.snapshot import (
     CheckpointSeen,
     DeviceNodeSeen,
+    GatewayProcess,
     KubeletProcess,
     Pci,
-    Process,
     SocketDir,
     StateDir,
 )
@@ -96,7 +96,7 @@ def state_dir(path: Path) -> StateDir:
     try:
         room = os.statvfs(path)
     except OSError:
-        return StateDir(str(path), there=False)
+        return StateDir(str(path), exists=False)
     written, complaint, claims = None, "", tuple[str, ...]()
     file = path / "ledger.json"
     with suppress(FileNotFoundError):
@@ -118,11 +118,11 @@ def state_dir(path: Path) -> StateDir:
         free_inodes=room.f_favail if room.f_files else None,
         complaint=complaint,
         claims=claims,
-        written=written,
+        written_at=written,
     )
 
 
-def process(root: Path, pid: int) -> Process | None:
+def process(root: Path, pid: int) -> GatewayProcess | None:
     """Return a gateway's process and its limits; None if it isn't visible. ``pid`` is its ID in its own PID namespace."""
     found = next((folder for folder in _processes(root) if _is_gateway(folder, pid)), None)
     return None if found is None else _process(root, found)
@@ -135,20 +135,20 @@ def _is_gateway(folder: Path, pid: int) -> bool:
     return any(part.rpartition("/")[2] in _GATEWAYS for part in _text(folder / "cmdline").split("\0")[:4])
 
 
-def _process(root: Path, folder: Path) -> Process:
+def _process(root: Path, folder: Path) -> GatewayProcess:
     capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)$", _text(folder / "status"), re.MULTILINE)
     most = re.search(r"^Max open files\s+(\d+)", _text(folder / "limits"), re.MULTILINE)
     files = list(names(folder / "fd"))
     throttled, killed = _cgroup(root, folder)
-    return Process(
+    return GatewayProcess(
         int(folder.name),
         open_files=len(files) or None,
-        most_files=int(most[1]) if most else None,
+        max_open_files=int(most[1]) if most else None,
         capabilities=int(capabilities[1], 16) if capabilities else None,
-        context=_text(folder / "attr" / "current").strip("\0\n"),
+        selinux_label=_text(folder / "attr" / "current").strip("\0\n"),
         throttled=throttled,
-        killed=killed,
-        instances=_instances(root, folder),
+        oom_kills=killed,
+        inotify_instances=_instances(root, folder),
     )
 
 
@@ -269,7 +269,7 @@ def _node(root: Path, path: Path, *, tried: bool) -> DeviceNodeSeen:
     try:
         info = path.stat()
     except OSError:
-        return DeviceNodeSeen(shown, there=False)
+        return DeviceNodeSeen(shown, exists=False)
     refused, linked = False, None
     if stat.S_ISCHR(info.st_mode):
         if (root / "dev/char").is_dir():

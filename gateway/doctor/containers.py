@@ -93,7 +93,7 @@ def _containerd(path: str, text: str, version: tuple[int, ...], files: Sequence[
         name,
         path,
         nvidia=bool(nvidia),
-        default=containerd.get("default_runtime_name") in nvidia,
+        nvidia_is_default=containerd.get("default_runtime_name") in nvidia,
         cdi=version >= _HAS_CDI and bool(section.get("enable_cdi", version >= _MERGES)),
         cdi_dirs=_folders(section.get("cdi_spec_dirs")),
     )
@@ -112,7 +112,7 @@ def _crio(root: Path, path: str, text: str, files: Sequence[Mapping[str, Any]]) 
         name,
         path,
         nvidia=bool(nvidia) or hooked,
-        default=hooked or section.get("default_runtime") in nvidia,
+        nvidia_is_default=hooked or section.get("default_runtime") in nvidia,
         cdi=version >= _CRIO_HAS_CDI,
         cdi_dirs=_folders(section.get("cdi_spec_dirs")),
     )

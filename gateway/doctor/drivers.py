@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Literal
 
 from devices.model import LibraryFault
-from gateway.doctor.snapshot import NvmlSeen, Pci, Surveyed, joined
+from gateway.doctor.snapshot import NodeFacts, NvmlSeen, Pci, joined
 from gateway.telling.status import GatewayStatus
 
 _NVIDIA: Final = "0x10de"
@@ -34,26 +34,26 @@ def reported(statuses: Iterable[GatewayStatus]) -> NvmlSeen:
         for one in status.unusable
         if one.cause and one.cause != LibraryFault.DENIED
     ]
-    return NvmlSeen("well", lacking=tuple(unseen))
+    return NvmlSeen("well", missing_gpus=tuple(unseen))
 
 
-def _nvidia_unloaded(seen: Surveyed) -> str:
-    if seen.modules is None or "nvidia" in seen.modules or _nouveau(seen):
+def _nvidia_unloaded(seen: NodeFacts) -> str:
+    if seen.kernel_modules is None or "nvidia" in seen.kernel_modules or _nouveau(seen):
         return ""
     return _listed("NVIDIA GPUs", _gpus(seen, _NVIDIA), "and the module nvidia isn't loaded")
 
 
-def _library_missing(seen: Surveyed) -> str:
+def _library_missing(seen: NodeFacts) -> str:
     nvml = _nvml(seen)
     return nvml.message if nvml and nvml.state == "missing" and not _unwatchable(seen) else ""
 
 
-def _mismatch(seen: Surveyed) -> str:
+def _mismatch(seen: NodeFacts) -> str:
     nvml = _nvml(seen)
     return nvml.message if nvml and nvml.state == "mismatch" else ""
 
 
-def _unwatchable(seen: Surveyed) -> str:
+def _unwatchable(seen: NodeFacts) -> str:
     denied = [one for status in seen.statuses for one in status.unusable if one.cause == LibraryFault.DENIED]
     if denied:
         return joined(f"{one.name}: {one.reason}" for one in denied)
@@ -65,30 +65,30 @@ def _unwatchable(seen: Surveyed) -> str:
     return ""
 
 
-def _failing(seen: Surveyed) -> str:
+def _failing(seen: NodeFacts) -> str:
     nvml = _nvml(seen)
     if nvml is None or nvml.state not in {"failed", "silent"} or _closed(seen):
         return ""
     return nvml.message
 
 
-def _nodes_missing(seen: Surveyed) -> str:
-    missing = [one.path for one in seen.nodes or () if not one.there]
-    loaded = seen.modules is not None and "nvidia" in seen.modules
+def _nodes_missing(seen: NodeFacts) -> str:
+    missing = [one.path for one in seen.device_nodes or () if not one.exists]
+    loaded = seen.kernel_modules is not None and "nvidia" in seen.kernel_modules
     return f"missing: {', '.join(missing)}" if missing and loaded and _gpus(seen, _NVIDIA) else ""
 
 
-def _closed(seen: Surveyed) -> str:
-    refused = [one.path for one in seen.nodes or () if one.refused]
+def _closed(seen: NodeFacts) -> str:
+    refused = [one.path for one in seen.device_nodes or () if one.refused]
     return f"not permitted: {', '.join(refused)}" if refused else ""
 
 
-def _lost(seen: Surveyed) -> str:
+def _lost(seen: NodeFacts) -> str:
     nvml = _nvml(seen)
     there = [one for one in _gpus(seen, _NVIDIA) if one.driver == "nvidia"]
     if nvml is None or nvml.state != "well":
         return ""
-    left = [one.address for one in there if one.address not in nvml.told]
+    left = [one.address for one in there if one.address not in nvml.usable_addresses]
     addresses = (
         left if len(left) == len(nvml.refused) else [""] * len(nvml.refused)
     )  # NVML counts in the order of the bus.
@@ -96,53 +96,53 @@ def _lost(seen: Surveyed) -> str:
         f"GPU {index}{f' ({address})' if address else ''}: {reason}"
         for (index, reason), address in zip(nvml.refused.items(), addresses, strict=True)
     ]
-    found += nvml.lacking
-    if nvml.gpus is not None and nvml.gpus < len(there):
-        found.append(f"{len(there)} on the bus, NVML has {nvml.gpus}")
+    found += nvml.missing_gpus
+    if nvml.gpu_count is not None and nvml.gpu_count < len(there):
+        found.append(f"{len(there)} on the bus, NVML has {nvml.gpu_count}")
     return joined(found)
 
 
-def _nouveau(seen: Surveyed) -> str:
+def _nouveau(seen: NodeFacts) -> str:
     return _listed("nouveau has", [one for one in _gpus(seen, _NVIDIA) if one.driver == "nouveau"])
 
 
-def _amd_unloaded(seen: Surveyed) -> str:
+def _amd_unloaded(seen: NodeFacts) -> str:
     without = [one for one in _gpus(seen, _AMD) if not one.driver]
-    if seen.modules is None or "amdgpu" in seen.modules:
+    if seen.kernel_modules is None or "amdgpu" in seen.kernel_modules:
         return ""
     return _listed("AMD GPUs", without, "and the module amdgpu isn't loaded")
 
 
-def _hidden(seen: Surveyed) -> str:
+def _hidden(seen: NodeFacts) -> str:
     taken = [one for one in _gpus(seen, _AMD) if one.driver == "amdgpu"]
     return _listed("amdgpu has", taken, "and KFD shows none") if seen.kfd_gpus == 0 else ""
 
 
-def _virtual(seen: Surveyed) -> str:
+def _virtual(seen: NodeFacts) -> str:
     return _listed("vfio-pci has", [one for one in seen.gpus or () if one.driver == _VIRTUAL])
 
 
-def _wsl(seen: Surveyed) -> str:
+def _wsl(seen: NodeFacts) -> str:
     return f"{seen.wsl} is there" if seen.wsl else ""
 
 
-def _jetson(seen: Surveyed) -> str:
+def _jetson(seen: NodeFacts) -> str:
     return f"{seen.jetson} is there" if seen.jetson else ""
 
 
-def _no_fabric(seen: Surveyed) -> str:
-    if seen.fabric_manager is not False or not seen.switches or not _gpus(seen, _NVIDIA):
+def _no_fabric(seen: NodeFacts) -> str:
+    if seen.fabric_manager is not False or not seen.nvswitches or not _gpus(seen, _NVIDIA):
         return ""
-    return f"{seen.switches} NVSwitches are on the bus, and no process nv-fabricmanager runs"
+    return f"{seen.nvswitches} NVSwitches are on the bus, and no process nv-fabricmanager runs"
 
 
-def _gpus(seen: Surveyed, vendor: str) -> list[Pci]:
+def _gpus(seen: NodeFacts, vendor: str) -> list[Pci]:
     return [one for one in seen.gpus or () if one.vendor == vendor and one.driver != _VIRTUAL]
 
 
-def _nvml(seen: Surveyed) -> NvmlSeen | None:
+def _nvml(seen: NodeFacts) -> NvmlSeen | None:
     """Return the state of NVML, if the node has NVIDIA GPUs and the module may be loaded."""
-    loaded = seen.modules is None or "nvidia" in seen.modules
+    loaded = seen.kernel_modules is None or "nvidia" in seen.kernel_modules
     return seen.nvml if loaded and _gpus(seen, _NVIDIA) else None
 
 
@@ -151,7 +151,7 @@ def _listed(what: str, gpus: Iterable[Pci], then: str = "") -> str:
     return f"{what} {addresses} {then}".strip() if addresses else ""
 
 
-CHECKS: Final[Mapping[str, Callable[[Surveyed], str]]] = {
+CHECKS: Final[Mapping[str, Callable[[NodeFacts], str]]] = {
     "DPG0301": _nvidia_unloaded,
     "DPG0302": _library_missing,
     "DPG0303": _mismatch,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from gateway.doctor.snapshot import Surveyed, joined
+from gateway.doctor.snapshot import NodeFacts, joined
 
 _KUBELET: Final = "kubelet.sock"
 _PLUGIN_REGISTRY_SUFFIX: Final = "-reg.sock"
@@ -17,17 +17,17 @@ _DEVICE_PLUGINS_SINCE: Final = 10
 _POD_RESOURCES_SINCE: Final = 13
 
 
-def _folder_is_missing(seen: Surveyed) -> str:
+def _folder_is_missing(seen: NodeFacts) -> str:
     folder = seen.socket_dir
     return f"there is no folder {folder.path}" if folder.state == "missing" else ""
 
 
-def _folder_was_replaced(seen: Surveyed) -> str:
+def _folder_was_replaced(seen: NodeFacts) -> str:
     folder = seen.socket_dir
     return f"{folder.path} has been deleted: no name leads to it" if folder.state == "stale" else ""
 
 
-def no_kubelet_listens(seen: Surveyed) -> str:
+def no_kubelet_listens(seen: NodeFacts) -> str:
     """Return the fault if no kubelet listens on kubelet.sock; '' if one does, or if another check reports the cause."""
     folder = seen.socket_dir
     if folder.state != "there" or _is_plugins_registry(seen) or _KUBELET in folder.listening:
@@ -36,27 +36,27 @@ def no_kubelet_listens(seen: Surveyed) -> str:
     return f"{folder.path}/{_KUBELET}: {there}"
 
 
-def _other_root_dir(seen: Surveyed) -> str:
+def _other_root_dir(seen: NodeFacts) -> str:
     for kubelet in seen.kubelets:
         root = _flag(kubelet.arguments, "root-dir")
-        if root and root.rstrip("/") != _DEFAULT_ROOT_DIR and not seen.pod_resources:
+        if root and root.rstrip("/") != _DEFAULT_ROOT_DIR and not seen.has_pod_resources:
             return f"process {kubelet.pid} runs with --root-dir={root}"
     return ""
 
 
-def _is_plugins_registry(seen: Surveyed) -> str:
+def _is_plugins_registry(seen: NodeFacts) -> str:
     folder = seen.socket_dir
     foreign = sorted(name for name in folder.names if name.endswith(_PLUGIN_REGISTRY_SUFFIX))
     return f"{folder.path} has {foreign[0]} and no {_KUBELET}" if foreign and _KUBELET not in folder.names else ""
 
 
-def _other_plugins(seen: Surveyed) -> str:
+def _other_plugins(seen: NodeFacts) -> str:
     others = sorted(name for name in seen.socket_dir.listening if name.startswith(_OTHER_PLUGINS))
     return f"a process listens on {', '.join(others)} in {seen.socket_dir.path}" if others else ""
 
 
-def _pod_resources(seen: Surveyed) -> str:
-    if seen.pod_resources is not False or _other_root_dir(seen) or seen.sockets is None or no_kubelet_listens(seen):
+def _pod_resources(seen: NodeFacts) -> str:
+    if seen.has_pod_resources is not False or _other_root_dir(seen) or no_kubelet_listens(seen):
         return ""
     return (
         ""
@@ -65,23 +65,23 @@ def _pod_resources(seen: Surveyed) -> str:
     )
 
 
-def _checkpoint_is_unreadable(seen: Surveyed) -> str:
+def _checkpoint_is_unreadable(seen: NodeFacts) -> str:
     return seen.checkpoint.complaint if seen.checkpoint else ""
 
 
-def _next_kubelet_cannot_read(seen: Surveyed) -> str:
-    return seen.release.unkept if seen.release else ""
+def _next_kubelet_cannot_read(seen: NodeFacts) -> str:
+    return seen.release.checkpoint_lost_reason if seen.release else ""
 
 
-def _fixed_bugs(seen: Surveyed) -> str:
-    return "; ".join(seen.release.fixed) if seen.release else ""
+def _fixed_bugs(seen: NodeFacts) -> str:
+    return "; ".join(seen.release.bugs_fixed_later) if seen.release else ""
 
 
-def _unknown_version(seen: Surveyed) -> str:
-    return seen.release.unknown if seen.release else ""
+def _unknown_version(seen: NodeFacts) -> str:
+    return seen.release.unknown_reason if seen.release else ""
 
 
-def _device_plugins_are_off(seen: Surveyed) -> str:
+def _device_plugins_are_off(seen: NodeFacts) -> str:
     if not seen.release or not 0 < seen.release.minor < _DEVICE_PLUGINS_SINCE:
         return ""
     for kubelet in seen.kubelets:
@@ -90,7 +90,7 @@ def _device_plugins_are_off(seen: Surveyed) -> str:
     return ""
 
 
-def _unknown_numa_nodes(seen: Surveyed) -> str:
+def _unknown_numa_nodes(seen: NodeFacts) -> str:
     if seen.numa_nodes is None or not seen.gpus:
         return ""  # Simulated GPUs are on no NUMA node of this kernel.
     known = seen.numa_nodes
@@ -111,7 +111,7 @@ def _flag(arguments: tuple[str, ...], name: str) -> str:
     return ""
 
 
-CHECKS: Final[Mapping[str, Callable[[Surveyed], str]]] = {
+CHECKS: Final[Mapping[str, Callable[[NodeFacts], str]]] = {
     "DPG0101": _folder_is_missing,
     "DPG0102": _folder_was_replaced,
     "DPG0103": no_kubelet_listens,

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from gateway.doctor import collect, containers
-from gateway.doctor.snapshot import Cluster, NvmlSeen, Release, Surveyed, Told
+from gateway.doctor.snapshot import Cluster, GatewayFacts, NodeFacts, NvmlSeen, Release
 from gateway.kubelet.identity import CHECKPOINT
 from gateway.leader import instance
 from gateway.wires.unix import listens
@@ -27,44 +27,44 @@ class Places(Struct, frozen=True, kw_only=True):
 
 def look(
     places: Places,
-    told: Told,
+    told: GatewayFacts,
     cluster: Cluster,
     release: Callable[[str], Release | None],
     nvml: Callable[[], NvmlSeen | None] | None = None,
-) -> Surveyed:
+) -> NodeFacts:
     """Collect everything once. ``release`` returns the facts about a kubelet's version, ``nvml`` the state of NVIDIA's library."""
     root = places.root
     gpus = collect.gpus(root)
     of_nvidia = sum(one.vendor == "0x10de" for one in gpus or ())
     seen = collect.socket_dir(places.socket_dir)
     there = seen.state == "there"
-    return Surveyed(
+    return NodeFacts(
         now=time.time(),
         socket_dir=seen,
         checkpoint=collect.kubelet_checkpoint(places.socket_dir / CHECKPOINT) if there else None,
-        pod_resources=listens(places.pod_resources) if there else None,
+        has_pod_resources=listens(places.pod_resources) if there else None,
         kubelets=collect.kubelets(root),
         release=release(cluster.node.kubelet) if cluster.node and cluster.node.kubelet else None,
-        alive=instance.alive(places.socket_dir) if there else frozenset(),
+        live_tokens=instance.alive(places.socket_dir) if there else frozenset(),
         state_dir=collect.state_dir(places.state_dir),
-        inotify_most=collect.inotify_most(root),
+        max_inotify_instances=collect.inotify_most(root),
         processes=tuple(found for status in told.statuses if (found := collect.process(root, status.pid)) is not None),
         gpus=gpus,
-        modules=collect.modules(root),
+        kernel_modules=collect.modules(root),
         nvml=nvml() if nvml and of_nvidia else None,
-        nodes=collect.nodes(root, of_nvidia, tried=root == Path("/")) if of_nvidia else None,
+        device_nodes=collect.nodes(root, of_nvidia, tried=root == Path("/")) if of_nvidia else None,
         kfd_gpus=collect.kfd_gpus(root),
         runtime=containers.runtime(root, cluster.node.runtime if cluster.node else ""),
         cdi_files=collect.cdi_files(root),
-        enforcing=collect.enforcing(root),
-        drivers=collect.dra_drivers(places.socket_dir.parent),
+        selinux_enforcing=collect.enforcing(root),
+        dra_drivers=collect.dra_drivers(places.socket_dir.parent),
         boot=collect.boot(root),
         numa_nodes=collect.numa_nodes(root),
         wsl=collect.sign(root, collect.WSL),
         jetson=collect.sign(root, collect.JETSON),
-        switches=collect.switches(root),
+        nvswitches=collect.switches(root),
         fabric_manager=collect.fabric_manager(root),
-        registry=collect.has_registry(places.socket_dir.parent),
+        has_registry=collect.has_registry(places.socket_dir.parent),
         **asdict(told),
         **asdict(cluster),
     )

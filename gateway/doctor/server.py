@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Struct
 
-from gateway.doctor.snapshot import Answered, ApiNode, Cluster, NvmlSeen
+from gateway.doctor.snapshot import ApiNode, Cluster, DoctorAnswer, NvmlSeen
 from gateway.kubernetes import access, client, quantity
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ async def meet(
     It doesn't call NVML, because this process would then open GPUs that ``gateway release`` closed. The status has NVML's state.
     """
     cluster = await ask(settings.kubeconfig, settings.node_name, needed([status]))
-    await connection.send(msgspec.to_builtins(Answered(cluster, backend)))
+    await connection.send(msgspec.to_builtins(DoctorAnswer(cluster, backend)))
 
 
 async def ask(kubeconfig: Path | None, name: str, rights: Sequence[tuple[str, str, str]]) -> Cluster:
@@ -76,7 +76,7 @@ def _nvml() -> NvmlSeen:
                     told.add(f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0")
                 except pynvml.NVMLError as error:
                     refused[index] = str(error)
-            return NvmlSeen("well", gpus=count, refused=refused, told=frozenset(told))
+            return NvmlSeen("well", gpu_count=count, refused=refused, usable_addresses=frozenset(told))
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:

@@ -1,4 +1,4 @@
-"""The result of one look at a node: plain values for the checks. None means that a fact can't be seen from here."""
+"""The facts about a node that the checks judge. None means that a fact can't be seen from here."""
 
 from __future__ import annotations
 
@@ -34,51 +34,51 @@ class KubeletProcess(Struct, frozen=True):
 
 
 class Release(Struct, frozen=True):
-    """The facts about the kubelet's release: its minor version, and remarks in words."""
+    """The kubelet's minor version, and what is known about it."""
 
     minor: int = 0
-    unknown: str = ""
-    """Why the release is unknown to this gateway; empty if it is known."""
-    unkept: str = ""
-    """Why the next minor version can't read its checkpoint; empty if it can."""
-    fixed: tuple[str, ...] = ()
+    unknown_reason: str = ""
+    """Why this gateway doesn't know the version; '' if it does."""
+    checkpoint_lost_reason: str = ""
+    """Why the next minor version can't read its checkpoint; '' if it can."""
+    bugs_fixed_later: tuple[str, ...] = ()
     """Bugs that a later patch release fixes."""
 
 
 class StateDir(Struct, frozen=True):
-    """The gateways' state directory. Sizes are in bytes and inodes, ``complaint`` is about its state file."""
+    """The gateways' state directory. ``complaint`` is what is wrong with its state file."""
 
     path: str
-    there: bool = True
+    exists: bool = True
     writable: bool = True
     free_bytes: int | None = None
     free_inodes: int | None = None
     complaint: str = ""
     claims: tuple[str, ...] = ()
     """The prepared ResourceClaims in it: ``namespace/name``, with the driver's name."""
-    written: float | None = None
+    written_at: float | None = None
     """When the state file was last written (Unix seconds)."""
 
 
-class Process(Struct, frozen=True):
-    """The gateway's process and its limits. ``capabilities`` is a mask (capability.h)."""
+class GatewayProcess(Struct, frozen=True):
+    """A gateway's process and its limits. ``capabilities`` is a mask (capability.h)."""
 
     pid: int
     open_files: int | None = None
-    most_files: int | None = None
+    max_open_files: int | None = None
     capabilities: int | None = None
-    context: str = ""
+    selinux_label: str = ""
     """The SELinux label of the process."""
     throttled: int | None = None
-    """How often its CPU limit throttled it; None: it has no limit, or that can't be seen."""
-    killed: int = 0
-    """How often a process of its container was killed for memory."""
-    instances: int = 0
-    """The visible inotify instances of its user."""
+    """How often its CPU limit throttled it; None if it has no limit, or if that can't be seen."""
+    oom_kills: int = 0
+    """How often the kernel killed a process of its container for memory."""
+    inotify_instances: int = 0
+    """Number of inotify instances of its user that are visible."""
 
 
 class Pci(Struct, frozen=True):
-    """A display controller or accelerator on the bus; ``driver`` is the kernel driver that is bound to it."""
+    """A display controller or accelerator on the PCI bus; ``driver`` is the kernel driver that is bound to it."""
 
     address: str
     vendor: str
@@ -88,23 +88,24 @@ class Pci(Struct, frozen=True):
 class NvmlSeen(Struct, frozen=True):
     """The state of NVIDIA's library.
 
-    ``refused`` are the GPUs that it counts and can't open, by index, with the reason. ``told`` are the PCI addresses of the
-    others. If a gateway reported the state, ``lacking`` has the missing GPUs in words instead, and ``gpus`` is None.
+    ``refused`` has the reason for each GPU that it counts and can't open, by index. ``usable_addresses`` are the PCI addresses of
+    the GPUs that it can open. If a gateway reported the state, ``missing_gpus`` has a text for each missing GPU instead, and
+    ``gpu_count`` is None.
     """
 
     state: Literal["well", "missing", "mismatch", "failed", "silent"]
     message: str = ""
-    gpus: int | None = None
+    gpu_count: int | None = None
     refused: Mapping[int, str] = {}
-    told: frozenset[str] = frozenset()
-    lacking: tuple[str, ...] = ()
+    usable_addresses: frozenset[str] = frozenset()
+    missing_gpus: tuple[str, ...] = ()
 
 
 class DeviceNodeSeen(Struct, frozen=True):
     """A device node: whether it exists, whether opening it was refused, and whether /dev/char has a link to it."""
 
     path: str
-    there: bool = True
+    exists: bool = True
     refused: bool = False
     linked: bool | None = None
 
@@ -112,23 +113,23 @@ class DeviceNodeSeen(Struct, frozen=True):
 class Runtime(Struct, frozen=True):
     """The container runtime and its configuration.
 
-    ``name`` includes the version: ``containerd 1.7.27``. ``nvidia`` is True if it has NVIDIA's runtime, ``default`` if that is the
-    default one. None: unknown for this version.
+    ``name`` includes the version: ``containerd 1.7.27``. ``nvidia``: it has NVIDIA's runtime. ``cdi``: CDI is on. None: unknown for
+    this version.
     """
 
     name: str
-    path: str = ""
-    """The path of its configuration; empty if that can't be seen."""
+    config_path: str = ""
+    """The path of its configuration file; '' if that can't be seen."""
     nvidia: bool | None = None
-    default: bool = False
+    nvidia_is_default: bool = False
     cdi: bool | None = None
     cdi_dirs: tuple[str, ...] | None = None
 
 
 class ApiNode(Struct, frozen=True):
-    """The node as the API server has it: quantities of extended resources.
+    """The API server's node object: the kubelet's version, and the quantities of extended resources.
 
-    ``runtime`` is as the kubelet reports it (``containerd://1.7.27``), ``boot`` the kernel's ID of its boot.
+    ``runtime`` is as the kubelet reports it (``containerd://1.7.27``). ``boot`` is the kernel's boot ID.
     """
 
     kubelet: str = ""
@@ -139,142 +140,145 @@ class ApiNode(Struct, frozen=True):
 
 
 class Cluster(Struct, frozen=True):
-    """The API server's answers; None: it wasn't asked, or didn't answer."""
+    """The API server's answers; None if it wasn't asked or didn't answer."""
 
     node: ApiNode | None = None
     runtime_classes: frozenset[str] | None = None
     device_classes: Mapping[str, str] | None = None
     rights: Mapping[str, bool] | None = None
     node_name: str = ""
-    """The name under which the node was asked for."""
+    """The node name that was used to query the API server."""
     node_missing: bool = False
     """True if the API server has no node of that name."""
 
 
-class Answered(Struct, frozen=True):
-    """The serving gateway's answer to ``doctor``: the API server's answers, and the name of its backend."""
+class DoctorAnswer(Struct, frozen=True):
+    """The serving gateway's answer to the order ``doctor``: the API server's answers, and the name of its backend."""
 
     cluster: Cluster = Cluster()
     backend: str = ""
 
 
-class Told(Struct, frozen=True, kw_only=True):
-    """What is known before the look: the gateways' status, and the settings that they would have here."""
+class GatewayFacts(Struct, frozen=True, kw_only=True):
+    """Facts known before the node is examined: the gateways' status, and the settings that a gateway would have here.
+
+    ``unreachable`` has the reason for each control socket without an answer, by path.
+    """
 
     statuses: tuple[GatewayStatus, ...] = ()
-    silent: Mapping[str, str] = {}
-    settings: str = ""
-    """Why these settings can't be used."""
+    unreachable: Mapping[str, str] = {}
+    settings_error: str = ""
+    """Why these settings can't be used; '' if they can."""
     strategies: frozenset[str] = frozenset({"envvar"})
-    """How containers get their GPUs."""
+    """The device list strategies: how containers get their GPUs."""
     monitors_mig: bool = False
     imex: bool = False
     """True if containers get IMEX channel 0."""
 
 
-class Surveyed(Told, frozen=True, kw_only=True):
+class NodeFacts(GatewayFacts, frozen=True, kw_only=True):
     """All facts about a node. Times are Unix seconds."""
 
     now: float
     socket_dir: SocketDir
     checkpoint: CheckpointSeen | None = None
-    pod_resources: bool | None = None
+    has_pod_resources: bool | None = None
     kubelets: tuple[KubeletProcess, ...] = ()
     release: Release | None = None
-    alive: frozenset[str] = frozenset()
-    """Tokens of the living gateways, by their locks in the socket folder."""
+    live_tokens: frozenset[str] = frozenset()
+    """Tokens of the gateways that run now, from their locks in the socket folder."""
     state_dir: StateDir
-    inotify_most: int | None = None
-    processes: tuple[Process, ...] = ()
+    max_inotify_instances: int | None = None
+    processes: tuple[GatewayProcess, ...] = ()
     gpus: tuple[Pci, ...] | None = None
-    modules: frozenset[str] | None = None
+    kernel_modules: frozenset[str] | None = None
     nvml: NvmlSeen | None = None
-    nodes: tuple[DeviceNodeSeen, ...] | None = None
+    device_nodes: tuple[DeviceNodeSeen, ...] | None = None
     kfd_gpus: int | None = None
     runtime: Runtime | None = None
     cdi_files: Mapping[str, str] = {}
-    """CDI specifications, and what is wrong with each (empty if nothing is)."""
-    enforcing: bool | None = None
-    drivers: frozenset[str] | None = None
+    """What is wrong with each CDI specification, by path; '' if nothing is."""
+    selinux_enforcing: bool | None = None
+    dra_drivers: frozenset[str] | None = None
     """DRA drivers that are registered with the kubelet."""
     node: ApiNode | None = None
     node_name: str = ""
-    """The name under which the node was asked for."""
+    """The node name that was used to query the API server."""
     node_missing: bool = False
     """True if the API server has no node of that name."""
     boot: str = ""
-    """The kernel's ID of this boot."""
+    """The kernel's boot ID."""
     numa_nodes: frozenset[int] | None = None
     """The NUMA nodes that the kernel has."""
     wsl: str = ""
-    """The path of a file that only WSL2 has; '' if there is none."""
+    """The path of a file that only WSL2 has; '' if this is not WSL2."""
     jetson: str = ""
-    """The path of a file that only a Jetson has; '' if there is none."""
-    switches: int | None = None
-    """Number of NVSwitches; None: the bus can't be seen."""
+    """The path of a file that only a Jetson has; '' if this is no Jetson."""
+    nvswitches: int | None = None
+    """Number of NVSwitches; None if the PCI bus can't be seen."""
     fabric_manager: bool | None = None
-    """True if NVIDIA's fabric manager runs; None: the host's processes can't be seen."""
+    """True if NVIDIA's fabric manager runs; None if the host's processes can't be seen."""
     runtime_classes: frozenset[str] | None = None
-    registry: bool | None = None
-    """True if the kubelet has its folder for drivers; None if its own folder can't be seen."""
+    has_registry: bool | None = None
+    """True if the kubelet's folder ``plugins_registry`` exists; None if the kubelet's own folder can't be seen."""
     device_classes: Mapping[str, str] | None = None
-    """DeviceClasses, with the text of their selectors."""
+    """The text of each DeviceClass's selectors, by name."""
     rights: Mapping[str, bool] | None = None
-    """The rights that --dra needs, in words, and if we have each; None if no gateway needs them, or it can't be asked."""
+    """For each right that --dra needs: True if we have it. None if no gateway needs rights, or if the API server can't be asked."""
 
     @property
-    def sockets(self) -> SocketDir | None:
-        """The kubelet's folder, if it can be seen."""
+    def visible_sockets(self) -> SocketDir | None:
+        """The kubelet's folder; None if it can't be seen."""
         return self.socket_dir if self.socket_dir.state == "there" else None
 
     @property
-    def state(self) -> StateDir | None:
-        """The gateways' state directory, if it can be seen and is the one that they use."""
-        return self.state_dir if self.state_dir.there and not self.elsewhere else None
+    def used_state_dir(self) -> StateDir | None:
+        """The gateways' state directory; None if it can't be seen, or if the gateways use another one."""
+        return self.state_dir if self.state_dir.exists and not self.state_dir_unused else None
 
     @property
-    def nvidia_runtime(self) -> Runtime | None:
-        """The runtime, if it is known whether it has NVIDIA's runtime."""
+    def runtime_if_nvidia_known(self) -> Runtime | None:
+        """The container runtime; None if it is unknown whether it has NVIDIA's runtime."""
         return None if self.runtime is None or self.runtime.nvidia is None else self.runtime
 
     @property
-    def cdi_switch(self) -> Runtime | None:
-        """The runtime, if it is known whether CDI is on."""
+    def runtime_if_cdi_known(self) -> Runtime | None:
+        """The container runtime; None if it is unknown whether CDI is on."""
         return None if self.runtime is None or self.runtime.cdi is None else self.runtime
 
     @property
-    def cdi_folders(self) -> Runtime | None:
-        """The runtime, if it is known which CDI folders it reads."""
+    def runtime_if_cdi_dirs_known(self) -> Runtime | None:
+        """The container runtime; None if it is unknown which CDI folders it reads."""
         return None if self.runtime is None or self.runtime.cdi_dirs is None else self.runtime
 
     @property
     def own_node(self) -> ApiNode | None:
-        """The node at the API server, unless it runs on another machine: a kubelet reports its boot ID."""
+        """The API server's node object; None if its boot ID shows that it is another machine."""
         boots = {self.boot, self.node.boot if self.node is not None else ""}
         is_known = "" not in boots and "kubelet.sock" in self.socket_dir.listening
         return None if is_known and len(boots) > 1 else self.node
 
     @property
-    def dra(self) -> tuple[DriverStatus, ...]:
+    def own_drivers(self) -> tuple[DriverStatus, ...]:
         """The gateways' DRA drivers."""
         return tuple(one for status in self.statuses for one in status.drivers)
 
     @property
     def sides(self) -> tuple[SideStatus, ...]:
-        """The GPUs, if both APIs are served."""
+        """The side of each GPU, if both APIs are served."""
         return tuple(one for status in self.statuses for one in status.sides)
 
     @property
-    def elsewhere(self) -> bool:
-        """True if gateways run, and none of them has a control socket in this state directory."""
-        return bool(self.alive) and not self.statuses and not self.silent
+    def state_dir_unused(self) -> bool:
+        """True if gateways run and none of them has a control socket in this state directory."""
+        return bool(self.live_tokens) and not self.statuses and not self.unreachable
 
 
 def joined(found: Iterable[str]) -> str:
-    """Join the findings of a check to one line, each once; '' if there are none."""
+    """Join the findings of a check to one line without duplicates; '' if there are none."""
     return "; ".join(dict.fromkeys(found))
 
 
-def offered(seen: Surveyed) -> dict[str, int]:
-    """Return what the kubelet can give by the serving gateways' status, by resource."""
+def allocatable(seen: NodeFacts) -> dict[str, int]:
+    """Return the number of allocatable devices of each resource, as the serving gateways report it."""
     return {one.name: one.allocatable for status in seen.statuses if not status.led_by for one in status.resources}

@@ -24,10 +24,10 @@ from gateway.dra.allocatable import LEAVE_WAIT_S, Allocatable
 from gateway.dra.claims import Allocated, ResourceClaim, allocations, key
 from gateway.dra.crossing import Crossing
 from gateway.dra.desk import FIRST, CrossingOrders, Names, not_taken, too_old
-from gateway.dra.driver import ClaimsOf, forget_ended_claims
+from gateway.dra.driver import DriverClaims, forget_ended_claims
 from gateway.dra.pods import AskedClaims, EndedPods, Pod, is_away
 from gateway.dra.publisher import Current, Publisher, api_path
-from gateway.dra.rivals import Announced, Rival
+from gateway.dra.rivals import DriverSockets, RivalDetector
 from gateway.dra.service import Service, serve
 from gateway.dra.timeslices import TimeSlices
 from gateway.kubernetes.client import KubernetesError
@@ -114,11 +114,11 @@ class Drivers:
         """The board of each device, by driver and name."""
         self._unknown: frozenset[str] = frozenset()
         """Drivers whose devices have unknown holders. Their published slices stay until the holders are known."""
-        self._drivers: dict[str, ClaimsOf] = {}
+        self._drivers: dict[str, DriverClaims] = {}
         self._slices = TimeSlices(
             self._holdings.ledger, self._holdings.scribe, partial(compose.set_time_slice, settings)
         )
-        self._announced, self._rivals = Announced(self._registry), dict[str, Rival]()
+        self._announced, self._rivals = DriverSockets(self._registry), dict[str, RivalDetector]()
         self._publisher = Publisher(
             self._api,
             self._current,
@@ -130,7 +130,7 @@ class Drivers:
             self._slices_changed,
         )
         self._services: list[Service] = []
-        self.news = asyncio.Event()
+        self.next_change = asyncio.Event()
         """The event of the next change. Get it before you read the offers, then wait for it."""
         self._kubelet: int | None = None
         self._learned = asyncio.Event()
@@ -138,16 +138,16 @@ class Drivers:
         self._unasked: str | None = ""
         """Why the API server can't be asked ('' before it was asked); None once the devices are published."""
         self._serving, self._tasks = set[str](), Background()
-        self.decides = asyncio.Event()
-        """Set while this gateway leads and decides about claims."""
+        self.leads = asyncio.Event()
+        """Set while this gateway is the leader and decides about claims."""
 
-    # What is offered (a ``driver.Stock``).
+    # What is offered (a ``driver.NodeOffers``).
 
     def offers(self, driver: str) -> Mapping[str, Offer]:
         """Return a driver's devices, by name."""
         return self._offers.get(driver, {})
 
-    def why_not(self, driver: str) -> Mapping[str, str]:
+    def withheld_reasons(self, driver: str) -> Mapping[str, str]:
         """Return why other devices of the driver aren't offered, by name."""
         return self._why_not.get(driver, {})
 
@@ -155,7 +155,7 @@ class Drivers:
         """Start to decide about claims, from the content of the state file."""
         if self.crossing is not None:
             self.crossing.adopt()
-        self.decides.set()
+        self.leads.set()
 
     @property
     def not_ready(self) -> str:
@@ -167,22 +167,22 @@ class Drivers:
             return too_old(None)
         return not_taken(one for one in self.standings() if not one.rival)
 
-    def claimed(self) -> None:
+    def note_claims_changed(self) -> None:
         """Note that a claim got devices, or gave them back."""
         if self.crossing is not None:
             self.crossing.claimed()
 
-    async def given_back(self, claim: ClaimName, had: Collection[str]) -> None:
+    async def give_back(self, claim: ClaimName, had: Collection[str]) -> None:
         """Give the devices that a pod got by resource name back to the device plugin API, if they may move now."""
         if self.crossing is not None and self._publisher.has_looked:
             free = {self._boards.get(one, "") for one in self._publisher.free()}
             await self.crossing.bring_back(free, claim, had)
 
-    def registered(self) -> None:
+    def note_registration(self) -> None:
         """Note that a kubelet accepted or refused a driver."""
         self._publisher.changed()
 
-    def missed(self, driver: str, names: Iterable[str]) -> None:
+    def note_waiting(self, driver: str, names: Iterable[str]) -> None:
         """Note that a claim waits for these devices. DRA reclaims those that the device plugin API has and no pod holds."""
         if self.crossing is not None:
             self.crossing.missed({self._boards.get((driver, name), "") for name in names})
@@ -211,7 +211,7 @@ class Drivers:
         self._boards = {(one.driver, one.name): one.place.board for one in found}
         self._boards |= {(one.driver, one.name): one.board for one in withheld}
         offers, why_not = offer.by_driver(found, withheld, self._offers)
-        if self.decides.is_set() and any(not one.lasts for one in withheld):
+        if self.leads.is_set() and any(not one.lasts for one in withheld):
             self._holdings.reader.look_within(_LOOK_AGAIN)
         if (offers, why_not) == (self._offers, self._why_not):
             return
@@ -219,7 +219,7 @@ class Drivers:
             left_out = {name: why for one in why_not.values() for name, why in one.items()}
             _log.info("devices are not offered by DRA now", devices=left_out)
         self._offers, self._why_not = offers, why_not
-        news, self.news = self.news, asyncio.Event()
+        news, self.next_change = self.next_change, asyncio.Event()
         news.set()
         self._publisher.changed()
         for driver in offers.keys() - self._serving:
@@ -248,10 +248,10 @@ class Drivers:
             devices=len(self._offers.get(name, ())),
             registered=claims is not None and claims.is_registered,
             since_s=None if changed is None else round(time.monotonic() - changed, 3),
-            trouble="" if claims is None else claims.trouble,
+            trouble="" if claims is None else claims.registration_error,
             unpublished=self._publisher.trouble(name) if self._unasked is None else self._unasked,
-            claims=0 if claims is None else claims.prepared,
-            rival="" if rival is None else rival.words,
+            claims=0 if claims is None else claims.prepared_count,
+            rival="" if rival is None else rival.reason,
             refused=() if claims is None else claims.refused,
         )
 
@@ -305,7 +305,7 @@ class Drivers:
         # If one of these tasks ends, that is a defect, and ends the gateway.
         async with asyncio.TaskGroup() as group:
             group.create_task(self._ended_pods.watch(self._pods, self._pods_ended))
-            _ = [group.create_task(after(self.decides.wait, one)) for one in work]
+            _ = [group.create_task(after(self.leads.wait, one)) for one in work]
             _ = [group.create_task(after(self._until_registered, one)) for one in later]
             owner = await self._until_kubelet_knows()
             self._unasked = None
@@ -324,7 +324,7 @@ class Drivers:
 
     def _slices_changed(self) -> None:
         for one in self._rivals.values():
-            one.noticed()
+            one.note_slices_changed()
 
     def _pods_ended(self) -> None:
         self.update()
@@ -336,7 +336,7 @@ class Drivers:
 
         Wait at most ``LISTS_WAIT_S`` seconds. If the lists need the API server first, don't wait.
         """
-        await self.decides.wait()
+        await self.leads.wait()
         known, resources = self.crossing is not None and self.crossing.is_known, self._inside.resources
         ends = time.monotonic() + LISTS_WAIT_S if known else 0.0
         while time.monotonic() < ends and any(one.state.phase is not Phase.SERVING for one in resources()):  # noqa: ASYNC110 - no event reports it
@@ -430,20 +430,20 @@ class Drivers:
                 _log.exception("the DRA driver can't be served because of a defect in the gateway", driver=driver)
             await asyncio.sleep(SERVE_AGAIN)
 
-    def _rival(self, driver: str) -> Rival:
+    def _rival(self, driver: str) -> RivalDetector:
         """Return what is known of another process with a driver's name."""
         if driver not in self._rivals:
             others, with_one = (
                 partial(self._publisher.others, driver),
                 partial(self._current.list, "resourceclaims", ResourceClaim, lambda one: one.has(driver)),
             )
-            self._rivals[driver] = Rival(
+            self._rivals[driver] = RivalDetector(
                 driver,
                 self._announced,
                 others,
                 with_one,
                 lambda uid: key(driver, uid) in self._holdings.ledger.claims,
-                self.registered,
+                self.note_registration,
             )
         return self._rivals[driver]
 
@@ -451,20 +451,20 @@ class Drivers:
         """Keep a driver registered while its name is free and that breaks no other gateway's. Never returns."""
         inside, rival, token = self._inside, self._rival(driver), self._inside.age.token
         known = inside.source, self._holdings.ledger, self._holdings.scribe, self._read, self._slices
-        claims = self._drivers[driver] = ClaimsOf(driver, self._settings.node_name, self, *known, rival)
+        claims = self._drivers[driver] = DriverClaims(driver, self._settings.node_name, self, *known, rival)
         # Another leader may write and remove specifications until this gateway decides.
-        self._tasks.background(after(self.decides.wait, claims.restore()))
+        self._tasks.background(after(self.leads.wait, claims.restore()))
         await self._until_may_register(driver)
         if swept := await asyncio.to_thread(sockets.sweep, self._registry, driver):
             _log.info("removed sockets that dead gateways left", sockets=swept)
         elsewhere = partial(sockets.listening_path, self._registry, driver, inside.passes_to)
         while True:
-            await rival.until(lambda: not rival.unregistered(claims.prepared))
+            await rival.until(lambda: not rival.registration_blocker(claims.prepared_count))
             service = await serve(lambda: Service(claims, elsewhere), sockets.path_of(self._registry, driver, token))
             self._services.append(service)
             # While we are registered, the kubelet unprepares our claims with us.
-            await rival.until(lambda: bool(rival.words and rival.unregistered(0)) and not claims.prepared)
-            claims.withdrawn()
+            await rival.until(lambda: rival.reason and rival.registration_blocker(0) and not claims.prepared_count)
+            claims.note_deregistration()
             await service.stop()
             self._services.remove(service)
 
@@ -472,13 +472,13 @@ class Drivers:
         """Wait until the driver may be registered: with an old kubelet, the registration would break another gateway's."""
         told = False
         while ((minor := self._kubelet) is None or minor < sockets.FIRST_OVERLAP_MINOR) and (
-            self.lacking or not self.decides.is_set() or sockets.others(self._registry, driver, self._inside.age.token)
+            self.lacking or not self.leads.is_set() or sockets.others(self._registry, driver, self._inside.age.token)
         ):
             if not told and minor is not None and not self.lacking:
                 reason = f"kubelet 1.{minor} allows one process per DRA driver: a second breaks the first"
                 _log.info("the DRA driver is registered once this gateway leads", driver=driver, reason=reason)
                 told = True
-            news = self._learned if minor is None else self.decides
+            news = self._learned if minor is None else self.leads
             if news.is_set():
                 await asyncio.sleep(sockets.CHECK_S)
             else:
@@ -505,7 +505,7 @@ class RenewedDrivers:
 
     def begin(self) -> None:
         """Serve the kubelet's calls. They are passed on while another gateway leads."""
-        self._runs = self._tasks.spawned("dra", self.now.run())
+        self._runs = self._tasks.spawn_cancellable("dra", self.now.run())
 
     async def let_in(self, resource: str) -> None:
         """Wait until the kubelet would admit a pod that gets a device of the resource."""
@@ -513,7 +513,7 @@ class RenewedDrivers:
 
     async def leave(self) -> None:
         """Let no new pod get a GPU by name, before another gateway leads. It may take seconds, in which calls are still answered."""
-        if self.now.decides.is_set():
+        if self.now.leads.is_set():
             await self.now.leave()
 
     async def rest(self) -> None:

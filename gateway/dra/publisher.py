@@ -23,7 +23,7 @@ from gateway.kubernetes.watch import ChangeKind, Retries, Watch
 
 if TYPE_CHECKING:
     from gateway.dra.offer import Offer
-    from gateway.dra.rivals import Rival
+    from gateway.dra.rivals import RivalDetector
     from gateway.kubernetes.client import Client
 
 T = TypeVar("T")
@@ -156,7 +156,7 @@ class Publisher:
         offered: Callable[[], Mapping[str, Sequence[Offer] | None]],
         ready: Callable[[str], bool],
         met: Callable[[], None],
-        rival: Callable[[str], Rival | None],
+        rival: Callable[[str], RivalDetector | None],
         noticed: Callable[[], None],
     ) -> None:
         self._api, self._current, self._node, self._owner = api, current, node, ""
@@ -189,7 +189,7 @@ class Publisher:
         """Return why a driver's slices aren't up to date; '' if they are."""
         rival = self._rival(driver)
         shareless = _NO_SHARES if driver in self._shareless else ""
-        return (rival.words if rival is not None else "") or self._failed or shareless or self._watch.trouble
+        return (rival.reason if rival is not None else "") or self._failed or shareless or self._watch.trouble
 
     @property
     def meets_strangers(self) -> bool:
@@ -290,7 +290,7 @@ class Publisher:
         for driver, devices in offered.items():
             if devices is None:
                 continue
-            if (rival := self._rival(driver)) is not None and rival.seen.unpublished:
+            if (rival := self._rival(driver)) is not None and rival.other_process.publication_blocker:
                 await self._make_way(version, driver, rival)
                 continue
             free = tuple(one for one in devices if not self.stranger(one.attributes))
@@ -307,9 +307,9 @@ class Publisher:
             await self._carry_out(version, driver, wanted)
         return wait
 
-    async def _make_way(self, version: str, driver: str, rival: Rival) -> None:
+    async def _make_way(self, version: str, driver: str, rival: RivalDetector) -> None:
         """Delete our slices of a driver whose name another process has; also that process's slices, if it has ended for good."""
-        stale, node = rival.seen.is_stale, self._node
+        stale, node = rival.other_process.has_stale_slices, self._node
         gone = {
             name: one
             for name, one in self._there.items()

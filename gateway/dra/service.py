@@ -17,7 +17,7 @@ from adapters.dra import health, plugin
 from adapters.dra.plugin import APIS, PluginApi, UnsayableShareError
 from adapters.pluginregistration import PluginInfo
 from devices.claims import Answer, ClaimName, Refused
-from gateway.dra.driver import CLAIM_WAIT_S, ClaimsOf
+from gateway.dra.driver import CLAIM_WAIT_S, DriverClaims
 from gateway.dra.rivals import DRA_PLUGIN
 from gateway.tasks import first_of
 from gateway.wires import rpc
@@ -71,7 +71,7 @@ class Service:
             is none.
     """
 
-    def __init__(self, claims: ClaimsOf, decider: Callable[[], Path | None] = lambda: None) -> None:
+    def __init__(self, claims: DriverClaims, decider: Callable[[], Path | None] = lambda: None) -> None:
         self._claims, self._decider = claims, decider
         self.name = claims.name
         """The driver's name."""
@@ -141,7 +141,7 @@ class Service:
         return pluginregistration.encode_info(PluginInfo(DRA_PLUGIN, self.name, versions=SERVICES))
 
     async def _notified(self, data: bytes, context: rpc.Call) -> bytes:
-        self._claims.registered(await _decoded(pluginregistration.decode_status, data, context))
+        self._claims.note_registration(await _decoded(pluginregistration.decode_status, data, context))
         return b""
 
     def _calls(
@@ -173,7 +173,7 @@ class Service:
         Raises:
             CallError: the other gateway returned an error.
         """
-        decides, ends, wait = self._claims.decides, time.monotonic() + CLAIM_WAIT_S, PASS_RETRY_S
+        decides, ends, wait = self._claims.leads, time.monotonic() + CLAIM_WAIT_S, PASS_RETRY_S
         while not decides.is_set() and time.monotonic() < ends:
             if (decider := self._decider()) is not None:
                 try:
@@ -217,7 +217,7 @@ class Service:
             _log.exception("a claim could not be prepared because of a defect in the gateway", claim=str(claim))
             answer = Refused(f"a defect in the gateway: {error!r}")
         ms = round(1e3 * (time.monotonic() - began), 1)
-        self._claims.answered(claim, answer.reason if isinstance(answer, Refused) else "")
+        self._claims.note_result(claim, answer.reason if isinstance(answer, Refused) else "")
         if isinstance(answer, Refused):
             self._tell("claim refused", claim, api=api.version, ms=ms, reason=answer.reason)
         else:
@@ -230,7 +230,7 @@ class Service:
         except Exception as error:  # noqa: BLE001 - as above
             _log.exception("a claim could not be unprepared because of a defect in the gateway", claim=str(claim))
             refused = Refused(f"a defect in the gateway: {error!r}")
-        self._claims.answered(claim, "" if refused is None else refused.reason)
+        self._claims.note_result(claim, "" if refused is None else refused.reason)
         if refused is None:
             self._tell("claim unprepared", claim)
         else:
@@ -245,9 +245,9 @@ class Service:
             tell(what, driver=self.name, claim=str(claim), **more, **untold)
 
     async def _watch(self, call: rpc.Call) -> None:
-        await first_of(self._claims.decides, self._ending)  # Two gateways might report different health.
+        await first_of(self._claims.leads, self._ending)  # Two gateways might report different health.
         while not self._ending.is_set():
-            news = self._claims.news
+            news = self._claims.next_change
             await call.write(health.encode(self._claims.health(), HEALTH_VALID_S))
             await first_of(news, self._ending, seconds=HEALTH_PERIOD_S)
 

@@ -24,10 +24,10 @@ _log = structlog.get_logger()
 
 
 class Features:
-    """All of these features of one gateway.
+    """Runs the optional features of one gateway.
 
     ``label`` is the node's label that chooses the configuration file; None if no label does. ``cordons`` follows the node's
-    annotation; with DRA, the DRA drivers' watch of the node updates it.
+    annotation. If DRA is on, the DRA drivers' watch of the node updates it.
     """
 
     def __init__(self, gateway: Subject) -> None:
@@ -44,7 +44,7 @@ class Features:
                     await self.cordons.follow()
                 api = node.client(self._settings)
                 try:
-                    await self._together(api)
+                    await self._run_all(api)
                 finally:
                     api.close()
             except AccessError as error:
@@ -55,7 +55,7 @@ class Features:
                 )
             await asyncio.sleep(RESTART_S)
 
-    async def _together(self, api: Client) -> None:
+    async def _run_all(self, api: Client) -> None:
         own = node.OwnNode(api, self._settings)
         own.told.append(self.cordons.take)
         if (label := self.label) is not None:

@@ -148,7 +148,7 @@ class Leadership:
                 except rpc.CallError as error:
                     if error.code in _FAULTS:
                         raise RefusedError(_FAULTS[error.code], error.details) from None
-            await self.changed.within(PASS_RETRY_S)
+            await self.changed.wait(PASS_RETRY_S)
         raise RefusedError(Fault.UNAVAILABLE, f"no gateway led on this node within {LEADER_WAIT_S:g} s. Ask again")
 
     @contextmanager

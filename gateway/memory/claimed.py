@@ -15,7 +15,7 @@ class ClaimedDevice(Struct, frozen=True):
     """A device that is prepared for a claim.
 
     ``name`` is its name in the driver's pool; ``resource`` and ``device_id`` are its names in the device plugin API. ``requests`` are
-    the claim's requests that got it. ``share``: the share's ID, if it is only a share. ``admin``: allocated with ``adminAccess``.
+    the claim's requests that got it. ``share``: the share's ID, '' if the claim has the whole device. ``admin``: allocated with ``adminAccess``.
     ``former``: the claim has since been allocated other devices. ``interval``: its GPU's time-slice interval ('': the default).
     """
 

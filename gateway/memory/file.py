@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from gateway.memory import mend, rows
+from gateway.memory import rows, salvage
 
 _MAX_ASIDE = 8
 _NOT_NOW = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -26,7 +26,7 @@ class LedgerError(Exception):
 
 
 class ReadFile(msgspec.Struct, frozen=True):
-    """The result of a read: the sound part of the file, and what is wrong with the rest."""
+    """The result of a read: the valid part of the file, and what is wrong with the rest."""
 
     identity: Identity | None
     content: rows.Content = msgspec.field(default_factory=dict)
@@ -70,7 +70,7 @@ def read(path: Path) -> ReadFile | None:
                     os.fchmod(descriptor, 0o600)
                     info = os.fstat(descriptor)
             with os.fdopen(descriptor, "rb", closefd=False) as file:
-                content, complaint = mend.decode(file.read(mend.MAX_BYTES + 1))
+                content, complaint = salvage.decode(file.read(salvage.MAX_BYTES + 1))
         finally:
             os.close(descriptor)
     except FileNotFoundError:

@@ -1,14 +1,20 @@
-"""The ledger: what the gateway promised on this node. It is on disk, so that the promises survive the gateway.
+"""The ledger: the gateway's durable record of devices, holders, claims and cordons on this node.
 
-It is one JSON file in ``--state-dir`` (0700, root only). By resource name it has each device ID that was ever announced, with its last
-state; which of them are lost; the lasting troubles; what Allocate gave; and the holders from before the kubelet's start. It also has
-the cordons, the prepared ResourceClaims, the side of each board if both APIs are served, the dialect that the kubelet accepted
-last, and the kubelet that the devices were given to.
-Only the leader writes it, as a whole (write, fsync, rename, fsync of the folder). A standby reads it again when it changes.
-A crash at any moment leaves the old file or the new one. Fields of a later release are kept. A number tells if a file is
-older than the last one that was written in this boot (``witness``).
-A file that can't be read in full is put aside, never deleted. Its sound part is used; cordons are used even from a newer
-format. No damage stops the gateway.
+It is one JSON file in ``--state-dir`` (0700, root only). For each resource name it has these tables by device ID:
+
+- ``announced``: each device that was ever announced, with its last state
+- ``lost``: the devices that are not found any more
+- ``sticky``: the troubles that a restart of the gateway does not end
+- ``handed_out``: what Allocate gave
+- ``earlier``: the holders from before the kubelet's start
+
+It also has the cordons, the prepared ResourceClaims, the side of each board if both APIs are served, the dialect that the
+kubelet accepted last, and the kubelet that got the devices of ``handed_out``.
+
+Only the leader writes it, as a whole (write, fsync, rename, fsync of the folder). A crash leaves the old file or the new one. A
+standby reads it again when it changes. Fields of a later release are kept. A generation number shows if a file is older than
+the last one written in this boot (``witness``). A file that can't be read in full is put aside, never deleted. Its valid part
+is used; cordons are used even from a newer format. No damage stops the gateway.
 """
 
 from __future__ import annotations
@@ -28,7 +34,7 @@ from devices import files
 from devices.life.merging import Sticky
 from devices.model import Device
 from gateway.kubelet.earlier import HandedOut, Rows
-from gateway.memory import file, mend
+from gateway.memory import file, salvage
 from gateway.memory.claimed import Claimed
 from gateway.memory.file import LedgerError, ReadFile
 from gateway.memory.rows import (
@@ -53,7 +59,7 @@ _BOOT_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
 class LedgerSnapshot(msgspec.Struct, frozen=True):
-    """The ledger at one moment, to be written in a thread."""
+    """A copy of the ledger, which a thread can write."""
 
     data: bytes
     revision: int
@@ -62,12 +68,12 @@ class LedgerSnapshot(msgspec.Struct, frozen=True):
 
 
 def unguarded() -> contextlib.AbstractContextManager[Callable[[], None]]:
-    """Guard nothing, if no other process can write the file."""
+    """Return a guard that does nothing, for a file that no other process writes."""
     return contextlib.nullcontext(lambda: None)
 
 
 class Ledger:
-    """The ledger in memory, over one file. It belongs to one thread, except ``save``, which may run in any."""
+    """The ledger in memory, backed by one file. Use it from one thread only; ``look`` and ``save`` may run in any."""
 
     def __init__(self, state_dir: Path, socket_dir: Path | None = None) -> None:
         self.boot_id = _boot_id()
@@ -77,7 +83,7 @@ class Ledger:
         self.exposure = ""
         """Why the state directory is not private; empty if it is."""
         self.served_in_boot = ""
-        """The boot in which a gateway served last before this process; empty if unknown."""
+        """The ID of the boot in which a gateway served last before this process; empty if unknown."""
         self._tables = Tables()
         self._base: file.Identity | None = None
         self._saved = 0
@@ -85,12 +91,12 @@ class Ledger:
     # Reading and writing.
 
     def load(self) -> None:
-        """Read the file, at the start and while another gateway leads. The result replaces what is in memory.
+        """Replace the ledger in memory by the file, at the start and while another gateway leads.
 
-        A missing file changes nothing. A file that no other process wrote is not read again. Blocks: about 20 ms for 10,000 devices.
+        A missing file changes nothing. The file is read again only if another process wrote it. Blocks: about 20 ms for 10,000 devices.
 
         Raises:
-            LedgerError: it is unreadable, damaged or of a newer format; its sound part is in the ledger.
+            LedgerError: it is unreadable, damaged or of a newer format; its valid part is in the ledger.
             OSError: descriptors or memory are exhausted, so it can't be read now. Don't write before it was read.
         """
         if isinstance(found := self.look(), OSError):
@@ -98,7 +104,7 @@ class Ledger:
         self.take(found)
 
     def look(self) -> ReadFile | OSError | None:
-        """Read the file: the part of ``load`` that blocks, and may run in any thread. None: nothing is new."""
+        """Read the file: the blocking part of ``load``. May run in any thread. None: no other process wrote the file."""
         self.exposure = file.close_to_others(self.path.parent)
         files.sweep(self.path.parent)
         try:
@@ -108,7 +114,7 @@ class Ledger:
 
     @property
     def current(self) -> bool:
-        """True if no other process wrote the file since it was read or written here. It reads only the metadata, which needs no disk."""
+        """True if no other process wrote the file since it was read or written here. Reads only the file's metadata."""
         with contextlib.suppress(OSError):
             return self._base is not None and self._base == file.identity_of(self.path)
         return False
@@ -124,11 +130,11 @@ class Ledger:
         if found.complaint:
             self._tables.revision += 1
             raise LedgerError(
-                f"{self.path} is no state file of format {FORMAT}: {found.complaint}; {self._put_aside_in_words()}"
+                f"cannot use all of the state file {self.path} (format {FORMAT}): {found.complaint}; {self._put_aside()}"
             )
 
     def snapshot(self) -> LedgerSnapshot:
-        """Return what ``save`` needs. Only this part of a write must run on the event loop."""
+        """Return a copy for ``save``. Only this part of a write must run on the event loop."""
         tables = self._tables
         if generation := generation_of(tables.content, tables.touched):
             tables.content["generation"] = generation
@@ -155,8 +161,8 @@ class Ledger:
                 self._witness.write(snapshot.generation, snapshot.claims)
         except OSError as error:
             raise LedgerError(
-                f"could not write {self.path}: {error.strerror}. Devices are served all the same, but a device that "
-                "vanishes while the gateway is down will not be remembered: make the state directory writable"
+                f"could not write {self.path}: {error.strerror}. Devices are still served, but the gateway forgets "
+                "devices that vanish while it is down. Make the state directory writable"
             ) from error
         return written
 
@@ -198,9 +204,9 @@ class Ledger:
         return tuple(self._tables.content.get("resources", {}))
 
     def announce(self, resource: str, devices: tuple[Device, ...]) -> bool:
-        """Note a list that is about to be sent. Return True if it has a new ID or another health.
+        """Note a list that is about to be sent. Return True if it has a new ID or a changed health.
 
-        Only the leader may call this: a list that isn't sent announces nothing.
+        Only the leader may call this, because only the leader sends lists.
         """
         return self._tables.note(
             resource, "announced", {device.id: device for device in devices}, device_of, device_row
@@ -209,8 +215,8 @@ class Ledger:
     def withdraw(self, resource: str, device_ids: Iterable[str]) -> bool:
         """Forget devices that were withdrawn, forgotten by an order, or lost for long. Return True if one was known.
 
-        Their cordons stay: they are orders about the device, under any resource. Holders from before the kubelet's start also stay,
-        because their containers go on when a device isn't offered.
+        Their cordons stay, because a cordon is in force for the device under any resource. Holders from before the kubelet's start
+        also stay, because their containers keep running when a device isn't offered.
         """
         device_ids = tuple(device_ids)
         dropped = [self._tables.drop(resource, table, device_ids) for table in TABLES if table != "earlier"]
@@ -252,26 +258,26 @@ class Ledger:
         """The prepared ResourceClaims, by ``dra.claims.key``."""
         return self._tables.decoded(dict[str, Claimed], "claims")
 
-    def set_claim(self, uid: str, row: Claimed | None) -> None:
-        """Note what is prepared for a claim (None: nothing). It must be durable before the kubelet gets the response."""
-        self._tables.change({("claims", uid): None if row is None else msgspec.to_builtins(row)})
+    def set_claim(self, key: str, row: Claimed | None) -> None:
+        """Note a prepared claim by its ``dra.claims.key`` (None: remove it). Must be on disk before the kubelet gets the response."""
+        self._tables.change({("claims", key): None if row is None else msgspec.to_builtins(row)})
 
     @property
     def time_slices(self) -> Mapping[str, str]:
-        """The time-slice intervals that are set or will be set, until they are put back, by the UUID of the GPU."""
+        """The time-slice interval of each GPU that has or gets one, by UUID, until it is reset."""
         return self._tables.decoded(dict[str, str], "time_slices")
 
     def set_time_slice(self, uuid: str, interval: str | None) -> None:
-        """Note the time-slice interval of a GPU (None: the default). It must be durable before the interval is set."""
+        """Note the time-slice interval of a GPU (None: the default). Must be on disk before the interval is set."""
         self._tables.change({("time_slices", uuid): interval})
 
     @property
     def sides(self) -> Mapping[str, Side]:
-        """The sides of boards, by name. The row of '' is that of all boards without one."""
+        """The sides of boards, by name. The row '' applies to all boards without a row."""
         return self._tables.decoded(dict[str, Side], "sides")
 
     def set_side(self, board: str, side: Side | None) -> None:
-        """Note the side of a board (None: as boards without a row). It must be durable before it is in force."""
+        """Note the side of a board (None: use the row ''). Must be on disk before it is in force."""
         self._tables.change({("sides", board): None if side is None else side.value})
 
     def sticky(self, resource: str) -> Mapping[str, Sticky]:
@@ -283,8 +289,8 @@ class Ledger:
     ) -> bool:
         """Set all lasting troubles of a resource. Return True if one is new.
 
-        ``since``: what ``sticky`` returned when ``illnesses`` were computed, if that was a while ago. Then only the differences to it
-        are noted, so that later changes by others stay.
+        ``since``: the result of ``sticky`` from which ``illnesses`` were computed, if it may be outdated. Then only the differences
+        between both are noted, so that changes made in between stay.
         """
         known = self.sticky(resource)
         since = known if since is None else since
@@ -302,11 +308,11 @@ class Ledger:
         return self._tables.set(resource, "lost", {device_id: {"since": at} for device_id, at in since.items()})
 
     def handed_out(self, resource: str) -> Mapping[str, HandedOut]:
-        """Return what Allocate gave, by device ID. It is no proof: a crash may lose rows, and no call reports that a device is free."""
+        """Return what Allocate gave, by device ID. A crash may lose rows, and rows of free devices stay: no call reports their release."""
         return self._tables.decoded(dict[str, HandedOut], "resources", resource, "handed_out")
 
     def hand_out(self, resource: str, device_ids: Iterable[str], dialect: str, at: float) -> None:
-        """Note an Allocate that was answered, at ``at`` (Unix seconds)."""
+        """Note the devices that an Allocate gave at ``at`` (Unix seconds)."""
         self._set_handed_out(resource, dict.fromkeys(device_ids, HandedOut(dialect, at)))
 
     def set_counted(self, resource: str, device_ids: Iterable[str]) -> bool:
@@ -317,12 +323,12 @@ class Ledger:
     def rebuild_handed_out(
         self, resource: str, holders: Mapping[str, tuple[str, ...]], at: float, now: float = math.inf
     ) -> bool:
-        """Set the rows of a resource to what the kubelet's records showed at ``at`` (Unix seconds). Return True if one is new.
+        """Set the rows of a resource to the holders in the kubelet's records at ``at`` (Unix seconds). Return True if one is new.
 
-        Rows of later Allocates stay, and so do those of devices that are still held. A holder has no names if the records don't show
-        them. If the checkpoint still names a holder and List doesn't, List's name stays: a later List shows by it that the pod is
-        gone. If the row of a device without a holder is from after ``now``, the clock was set back since. Its time becomes
-        ``now``, or the device would be held until the clock is there again.
+        Rows of later Allocates and of devices that are still held stay. A holder that the records don't name has no names. If the
+        checkpoint still has a holder and List doesn't, the name from List stays: only with it can a later List show that the pod is
+        gone. If a row without a holder has a time after ``now``, the clock was set back. Its time becomes ``now``; otherwise the
+        device would count as held until the clock reaches the old time.
         """
         known = self.handed_out(resource)
         returned = {device_id for device_id, row in known.items() if row.at < at} - holders.keys()
@@ -355,14 +361,15 @@ class Ledger:
             },
         )
 
-    def _put_aside_in_words(self) -> str:
+    def _put_aside(self) -> str:
+        """Put the file aside; return a text about it."""
         try:
             self.aside = file.put_aside(self.path)
         except FileNotFoundError:
-            return "what else is known of it is used"
+            return "the gateway continues with what it has in memory"
         except OSError as error:
-            return f"it could not be put aside ({error.strerror}); what is sound of it is used"
-        return f"it was put aside as {self.aside}, and what is sound of it is used"
+            return f"it could not be put aside ({error.strerror}); its valid part is used"
+        return f"it was put aside as {self.aside}, and its valid part is used"
 
 
 def _boot_id() -> str:
@@ -374,5 +381,5 @@ def _boot_id() -> str:
 
 
 def _require_size(data: bytes) -> None:
-    if len(data) > mend.MAX_BYTES:
-        raise OSError(errno.EFBIG, f"the state file would have {len(data)} bytes. Allowed: {mend.MAX_BYTES}")
+    if len(data) > salvage.MAX_BYTES:
+        raise OSError(errno.EFBIG, f"the state file would have {len(data)} bytes. Allowed: {salvage.MAX_BYTES}")

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 import msgspec
 
 from devices import files
-from gateway.memory import mend
+from gateway.memory import salvage
 from gateway.memory.claimed import Claimed
 from gateway.memory.file import ReadFile
 from gateway.memory.rows import Content
@@ -96,7 +96,7 @@ class Witness:
             return Last()
         files.sweep(self._path.parent)
         try:
-            last = msgspec.json.decode(files.read_plain(self._path, mend.MAX_BYTES), type=Last)
+            last = msgspec.json.decode(files.read_plain(self._path, salvage.MAX_BYTES), type=Last)
         except (OSError, files.NotPlainError, ValueError, RecursionError):
             return Last()
         return last if last.boot_id == self._boot_id else Last()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 from msgspec import Struct
 
-from adapters.dialect import Fidelity, MalformedError, UnsayableError, sayable, span
+from adapters.dialect import Fidelity, MalformedError, UnsayableError, sendable, span
 from adapters.levels import Evidence, level, may_be_kubelet
 from devices.life import admission, states
 from devices.model import Fault, Field, RefusedError
@@ -372,7 +372,7 @@ class DevicePlugin:
             await self._memory.require_free(asked)
             for container in containers:
                 self._check(dialect, container)
-                answers.append(await self._source.answer(self.name, container, sayable(dialect, known_level)))
+                answers.append(await self._source.answer(self.name, container, sendable(dialect, known_level)))
         if dialect.spacing:
             await self._turns.take(
                 dialect.spacing, writes=False

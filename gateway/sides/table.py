@@ -175,7 +175,7 @@ def listed(
     if side is Side.PLUGIN or (side is Side.TO_DRA and admits):
         return None
     if side is Side.TO_PLUGIN and named:
-        return State.LENT
+        return State.DRA_BY_NAME
     if side is Side.TO_PLUGIN and not claimed and before in COUNTED:
         return State.RETURNING
     return State.ELSEWHERE if side in _OF_DRA else State.LEAVING

@@ -56,7 +56,7 @@ def taken(gateway: Subject, build: status.Build, *, few: bool) -> Callable[[], s
         lag_s=round(gateway.tally.lag(now), 6),
         hindrances=tuple(gateway.hindrances()),
         unusable=gateway.source.unusable(),
-        warnings=effective.idle(policy, gateway.source) if gateway.lead.begun else (),
+        warnings=effective.settings_without_effect(policy, gateway.source) if gateway.lead.begun else (),
         configuration=status.configuration(path, config, now),
         list_strategies=tuple(sorted(one.value for one in policy.list_strategies)),
         crossing="" if drivers is None else drivers.trouble,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gateway.wires import http
     from gateway.wires.control import Handler
 
-    _Document = Callable[[bool], Callable[[], status.GatewayStatus]]
+    _StatusReader = Callable[[bool], Callable[[], status.GatewayStatus]]
 
 LISTEN_RETRY_S = 5.0
 """Seconds until the next try, if an address is in use or the control socket can't be made."""
@@ -47,7 +47,7 @@ class Listeners:
             await server.start()
         except ControlError as error:
             told = {"reason": str(error), "retry_s": LISTEN_RETRY_S}
-            _log.warning("gateway status, devices and cordon can't reach this gateway", **told)
+            _log.warning("the control socket can't be made: gateway status and cordon can't reach this gateway", **told)
             self._opening = self._tasks.start(_open_later(server))
 
     async def close_control(self) -> None:
@@ -58,7 +58,7 @@ class Listeners:
             await self._control.close()
             self._control = None
 
-    def open_metrics(self, document: _Document, gateway: Subject) -> None:
+    def open_metrics(self, document: _StatusReader, gateway: Subject) -> None:
         """Serve metrics, if they are switched on."""
         if self._settings.metrics_address is not None:
             from gateway.telling import metrics  # noqa: PLC0415 - its imports cost memory
@@ -69,7 +69,7 @@ class Listeners:
                 from gateway.telling import gpumetrics  # noqa: PLC0415 - as above
 
                 routes["/metrics"] = gpumetrics.added(gateway, told.answer)
-            answer = self._answer("metrics", self._settings.metrics_address, routes)
+            answer = self._serve_http("metrics", self._settings.metrics_address, routes)
             self._tasks.spawn("metrics", answer)
 
     def open_probes(self, gateway: Subject) -> None:
@@ -77,10 +77,10 @@ class Listeners:
         if self._settings.probe_address is not None:
             from gateway.telling import probes  # noqa: PLC0415 - as above
 
-            answer = self._answer("probes", self._settings.probe_address, probes.routes(gateway))
+            answer = self._serve_http("probes", self._settings.probe_address, probes.routes(gateway))
             self._tasks.spawn("probes", answer)
 
-    async def _answer(self, what: str, address: tuple[str, int], routes: Mapping[str, http.Handler]) -> None:
+    async def _serve_http(self, what: str, address: tuple[str, int], routes: Mapping[str, http.Handler]) -> None:
         """Answer HTTP requests. Never returns. If the address is in use, try again."""
         from gateway.wires import http  # noqa: PLC0415 - as above
 

@@ -45,7 +45,7 @@ def code(name: str) -> Code:
 
 def target(path: Path) -> str:
     """Return gRPC's name of a Unix socket: a URI, so ``%``, ``#`` and ``?`` are escaped."""
-    from urllib.parse import quote  # noqa: PLC0415 - half a MiB, which commands needn't pay
+    from urllib.parse import quote  # noqa: PLC0415 - it takes half a MiB, which commands don't need
 
     return f"unix:{quote(os.fsencode(path))}"
 
@@ -96,7 +96,7 @@ class Channel:
                 return await call
             except grpc.aio.AioRpcError as error:
                 raise _call_error(error) from None
-            except asyncio.CancelledError:  # gRPC's text for a call with this status.
+            except asyncio.CancelledError:  # gRPC raises this if the server ended the call as CANCELLED.
                 if (task := asyncio.current_task()) is not None and task.cancelling():
                     raise
                 raise CallError(Code.CANCELLED, await call.details() or "") from None
@@ -162,11 +162,11 @@ class Call:
 
     def read(self) -> asyncio.Future[Any]:
         """Read the next request. A value that isn't bytes is the end."""
-        return _whole(self._context.read())
+        return _run_to_end(self._context.read())
 
     def write(self, data: bytes) -> asyncio.Future[None]:
         """Send an answer on a stream."""
-        return _whole(self._context.write(data))
+        return _run_to_end(self._context.write(data))
 
     async def abort(self, code: Code, details: str) -> NoReturn:
         """End the call with an error."""
@@ -184,13 +184,13 @@ def unary(answer: Callable[[bytes, Call], Awaitable[bytes]]) -> Method:
 
 
 def reading(answer: Callable[[Call], Awaitable[bytes]]) -> Method:
-    """Return a method with one answer, for which ``answer`` reads the requests from the call and limits them."""
-    return grpc.stream_unary_rpc_method_handler(_let_go(answer))
+    """Return a client-streaming method. ``answer`` reads the requests from the call, and must limit them."""
+    return grpc.stream_unary_rpc_method_handler(_free_refused_calls(answer))
 
 
 def writing(answer: Callable[[Call], Awaitable[None]]) -> Method:
     """Return a method with a stream of answers, which ``answer`` writes without waiting for a request."""
-    return grpc.stream_stream_rpc_method_handler(_let_go(answer))
+    return grpc.stream_stream_rpc_method_handler(_free_refused_calls(answer))
 
 
 class UnixServer:
@@ -232,16 +232,16 @@ def _call_error(error: grpc.aio.AioRpcError) -> CallError:
     return CallError(error.code(), error.details() or "")
 
 
-def _whole(batch: Awaitable[_T]) -> asyncio.Future[_T]:
+def _run_to_end(batch: Awaitable[_T]) -> asyncio.Future[_T]:
     """Await a gRPC operation to its end, even if its caller is cancelled.
 
-    gRPC never frees the message of a cancelled operation (grpc/grpc#43360). The end of the call ends it.
+    gRPC never frees the message of a cancelled operation (grpc/grpc#43360). When the call ends, the operation ends too.
     """
-    return _Driven(batch).end
+    return _AwaitableDriver(batch).end
 
 
-def _let_go(handler: Callable[[Call], Awaitable[_T]]) -> Callable[[object, _Context], Awaitable[_T]]:
-    """Return the handler, and free each refused call at once.
+def _free_refused_calls(handler: Callable[[Call], Awaitable[_T]]) -> Callable[[object, _Context], Awaitable[_T]]:
+    """Wrap the handler so that each refused call is freed at once.
 
     gRPC keeps the error with the call, and the error's traceback keeps the functions that hold the call. The garbage collector
     would free them late, because it doesn't count gRPC's memory for the request, up to 4 MiB.
@@ -257,7 +257,7 @@ def _let_go(handler: Callable[[Call], Awaitable[_T]]) -> Callable[[object, _Cont
     return handled
 
 
-class _Driven(Generic[_T]):
+class _AwaitableDriver(Generic[_T]):
     """Steps through the futures of an awaitable. A task would cost each call two more turns of the event loop."""
 
     def __init__(self, batch: Awaitable[_T]) -> None:

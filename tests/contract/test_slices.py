@@ -478,7 +478,7 @@ async def test_what_another_process_publishes_stays_through_its_updates_and_whil
         for _ in range(3):
             await node.pass_time(20)
             other.kill()
-            await rival_is(cluster, "may be updated now")
+            await rival_is(cluster, "may be in an update")
             await node.pass_time(20)
             other = await other_driver(node)
             await rival_is(cluster, "listens on")

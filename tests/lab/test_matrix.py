@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.cli import compat, main, runs
+from gateway.cli import compat, lab_options, main
 from gateway_lab.gatewayproc import GatewayError
 from gateway_lab.kubelets import build
 from gateway_lab.matrix import run as matrix
@@ -259,11 +259,11 @@ def _run_nothing(work: Coroutine[object, object, object]) -> None:
     [
         (["compat", "--kubelets", "1.7"], ["1.8 on", "'1.7'"]),
         (["compat", "--kubelets", "new"], ["such as 1.28"]),
-        (["compat", "--kubelets", "1.28,1.99", "--genuine", "no"], ["kubelet 1.99 is not known here: 1.8 to 1.37 are"]),
-        (["conformance", "true {socket_dir}", "--kubelets", "1.99"], ["kubelet 1.99 is not known here"]),
+        (["compat", "--kubelets", "1.28,1.99", "--genuine", "no"], ["kubelet 1.99 is unknown. Known: 1.8 to 1.37"]),
+        (["conformance", "true {socket_dir}", "--kubelets", "1.99"], ["kubelet 1.99 is unknown"]),
         (
             ["compat", "--kubelets", "1.28,1.21", "--genuine", "built"],
-            ["no genuine kubelet 1.21 is built; built are 1.28:"],
+            ["kubelet 1.21 is not built. Built: 1.28."],
         ),
         (["compat", "--only", "dance"], ["register", "hops", "cluster", "unknown value dance"]),
         (["compat", "--simulate", "no-such"], ["--simulate", "no-such"]),
@@ -313,18 +313,18 @@ async def test_the_cluster_has_no_node_whose_api_is_not_spoken() -> None:
 def test_a_report_that_cannot_be_kept_is_told_before_the_run(
     folder: Path, command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "kubelets", None)
+    monkeypatch.setattr(lab_options, "prepare_kubelets", None)
     (folder / "file").touch()
     result = _run(*command, "--kubelets", "1.37", "--genuine", "no", "--out", str(folder / "file" / "out"))
     assert (result.exit_code, "so nothing was run" in result.output) == (1, True), result.output
-    assert "name another folder with --out" in result.output
+    assert "Name another folder with --out" in result.output
 
 
 @pytest.mark.parametrize("content", ["# Ours\n", "<!-- the last full run: end --><!-- the last full run: begin -->"])
 def test_a_page_without_a_place_is_told_before_the_run(
     folder: Path, content: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "kubelets", None)
+    monkeypatch.setattr(lab_options, "prepare_kubelets", None)
     (page := folder / "page.md").write_text(content)
     result = _call("--kubelets", "1.37", "--genuine", "no", "--out", str(folder / "out"), "--page", str(page))
     assert (result.exit_code, "nothing was run: expected a line" in result.output) == (1, True), result.output

@@ -108,7 +108,7 @@ MUTANTS = (
     Mutant(
         "OM1",
         "cordons of a cut file are lost",
-        "gateway/memory/mend.py",
+        "gateway/memory/salvage.py",
         'if key == "cordons" != within else None',
         'if key == "claims" != within else None',
         f"{_MEMORY}::test_a_damaged_state_file_is_kept_aside_and_cordons_outlive_it",
@@ -116,7 +116,7 @@ MUTANTS = (
     Mutant(
         "OM1",
         "cordons of a newer release's file are lost",
-        "gateway/memory/mend.py",
+        "gateway/memory/salvage.py",
         "        complaint = f\"it is of format {content['format']}, written by a newer gateway\"\n        content = _only_cordons(content)",
         "        complaint = f\"it is of format {content['format']}, written by a newer gateway\"\n        content = {}",
         f"{_MEMORY}::test_a_damaged_state_file_is_kept_aside_and_cordons_outlive_it",

@@ -84,7 +84,7 @@ def test_a_folder_that_isnt_there_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["first", "Named", " named"])
 def test_another_strategy_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="FALLBACK_STRATEGIES: unknown value"):
-        commandline.choice({"fallback-strategies": Given(("named", text), "FALLBACK_STRATEGIES")})
+        commandline.make_choice({"fallback-strategies": Given(("named", text), "FALLBACK_STRATEGIES")})
 
 
 def test_that_there_is_no_label_is_remembered_as_well(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_what_somebody_wrote_steers_no_terminal(arguments: list[str]) -> None:
         ([], "GATEWAY_API", "v2", "Error: GATEWAY_API: unknown value 'v2'. Allowed: "),
         ([], "GATEWAY_SIMULATE", "small", "(--simulate comes from GATEWAY_SIMULATE)"),
         (["config", "show"], "GATEWAY_API", "v2", "Error: GATEWAY_API: unknown value 'v2'"),
-        (["compat"], "GATEWAY_COMPAT_KUBELETS", "1.99", "Error: GATEWAY_COMPAT_KUBELETS: kubelet 1.99 is not known"),
+        (["compat"], "GATEWAY_COMPAT_KUBELETS", "1.99", "Error: GATEWAY_COMPAT_KUBELETS: kubelet 1.99 is unknown"),
     ],
 )
 def test_a_wrong_variable_is_named(arguments: list[str], variable: str, text: str, words: str) -> None:

@@ -179,7 +179,7 @@ def test_a_program_reads_json() -> None:
 
 REFUSED = {
     "neither": ([], "Give either --from, for one node, or --nodes, for many"),
-    "a jump": (["--from", "1.37", "--direct"], "where no kubelet changes"),
+    "a jump": (["--from", "1.37", "--direct"], "because no kubelet changes"),
     "no nodes": (["--nodes", "-"], "kubectl get nodes -o json"),
     "an unknown kubelet": (["--from", "1.99"], "a newer gateway may know it"),
 }

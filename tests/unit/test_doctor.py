@@ -31,20 +31,20 @@ from gateway.doctor import server as asking
 from gateway.doctor.look import Places, look
 from gateway.doctor.server import asked, needed
 from gateway.doctor.snapshot import (
-    Answered,
     ApiNode,
     Cluster,
     DeviceNodeSeen,
+    DoctorAnswer,
+    GatewayFacts,
+    GatewayProcess,
     KubeletProcess,
+    NodeFacts,
     NvmlSeen,
     Pci,
-    Process,
     Release,
     Runtime,
     SocketDir,
     StateDir,
-    Surveyed,
-    Told,
 )
 from gateway.leader.instance import Instance
 from gateway.memory.rows import FileState
@@ -115,7 +115,7 @@ class Fake:
     classes: frozenset[str] = frozenset({"nvidia"})
     device_classes: dict[str, str] = field(default_factory=lambda: {"gpu": "device.driver == 'gpu.nvidia.com'"})
     rights: dict[str, bool] = field(default_factory=lambda: {"list resourceslices": True, "patch nodes/status": True})
-    nvml: NvmlSeen = field(default_factory=lambda: NvmlSeen("well", gpus=2))
+    nvml: NvmlSeen = field(default_factory=lambda: NvmlSeen("well", gpu_count=2))
     changed: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -154,14 +154,14 @@ class Fake:
         self.resource(**changes)
         self.status = replace(self.status, led_by=token)
 
-    def look(self) -> Surveyed:
+    def look(self) -> NodeFacts:
         places = Places(
             root=self.root,
             socket_dir=self.sockets,
             state_dir=self.state,
             pod_resources=self.sockets.parent / "pod-resources/kubelet.sock",
         )
-        told = Told(**{"statuses": (self.status, *self.others)} | self.told)
+        told = GatewayFacts(**{"statuses": (self.status, *self.others)} | self.told)
         node = None if self.missing else self.node
         said = Cluster(node, self.classes, self.device_classes, self.rights, "node-1", self.missing)
         seen = look(places, told, said, release, lambda: self.nvml)
@@ -281,7 +281,7 @@ def nothing_runs(fake: Fake) -> None:
 
 
 def hangs(fake: Fake) -> None:
-    fake.told.update(statuses=(), silent={f"/state/{SERVING}.sock": "no answer within 5 s"})
+    fake.told.update(statuses=(), unreachable={f"/state/{SERVING}.sock": "no answer within 5 s"})
 
 
 def apart(fake: Fake) -> None:
@@ -339,12 +339,12 @@ def amd_hidden(fake: Fake) -> None:
 
 def virtual(fake: Fake) -> None:
     fake.gpu(2, driver="vfio-pci")
-    fake.nvml = NvmlSeen("well", gpus=1)
+    fake.nvml = NvmlSeen("well", gpu_count=1)
 
 
 def nodes_of(**changes: bool) -> Callable[[Fake], None]:
     def change(fake: Fake) -> None:
-        fake.changed["nodes"] = tuple(replace(one, **changes) for one in fake.look().nodes or ())
+        fake.changed["device_nodes"] = tuple(replace(one, **changes) for one in fake.look().device_nodes or ())
 
     return change
 
@@ -401,7 +401,7 @@ FAULTS: Mapping[str, Callable[[Fake], None]] = {
     "DPG0206": written("var/lib/device-plugin-gateway/ledger.json", '{"format": 1, "cord'),
     "DPG0207": apart,
     "DPG0208": status_of(ledger=FileState(path="/l", writable=False, error="No space left on device")),
-    "DPG0209": lambda fake: fake.told.update(settings="MIG_STRATEGY: expected none, single or mixed, got 'both'"),
+    "DPG0209": lambda fake: fake.told.update(settings_error="MIG_STRATEGY: expected none, single or mixed, got 'both'"),
     "DPG0210": status_of(configuration=Configuration(path="/c.yaml", error="/c.yaml, line 3: no key migStrategi")),
     "DPG0211": lambda fake: fake.resource(
         drift=(MismatchStatus(kind="doubled", devices=1, words="'GPU-0': a, then b"),)
@@ -437,7 +437,7 @@ FAULTS: Mapping[str, Callable[[Fake], None]] = {
     "DPG0305": nvml("silent", "NVML has not answered for 10 s"),
     "DPG0306": gone("dev/nvidiactl"),
     "DPG0307": nodes_of(refused=True),
-    "DPG0308": lambda fake: setattr(fake, "nvml", NvmlSeen("well", gpus=1)),
+    "DPG0308": lambda fake: setattr(fake, "nvml", NvmlSeen("well", gpu_count=1)),
     "DPG0309": nouveau,
     "DPG0310": amd_unloaded,
     "DPG0311": amd_hidden,
@@ -482,7 +482,7 @@ FAULTS: Mapping[str, Callable[[Fake], None]] = {
 
 
 def test_a_node_that_is_well_has_no_finding_and_every_check_judges_it(well: Fake) -> None:
-    by_dra = {check.code for check in CODES.values() if check.needs in {"dra", "sides"}}
+    by_dra = {check.code for check in CODES.values() if check.needs in {"own_drivers", "sides"}}
     off = {result.code: result.outcome for result in checks.judged(well.look())}
     assert off == dict.fromkeys(CODES, "ok") | dict.fromkeys(by_dra, "unseen")
     status_of(drivers=(DRIVER,), sides=STAYS)(well)
@@ -654,36 +654,36 @@ def test_what_is_no_fault_is_not_named(name: str, well: Fake) -> None:
     assert well.codes() == set()
 
 
-def seen(**changes: Any) -> Surveyed:
+def seen(**changes: Any) -> NodeFacts:
     """What a look saw: a node without GPUs, on which a gateway runs."""
     folder = SocketDir("/sockets", listening=frozenset({"kubelet.sock"}), names=frozenset({"kubelet.sock"}))
     whole: dict[str, Any] = {"now": 2e9, "socket_dir": folder, "state_dir": StateDir("/state"), "statuses": (STATUS,)}
-    return Surveyed(**(whole | changes))
+    return NodeFacts(**(whole | changes))
 
 
-ON_BUS: dict[str, Any] = {"gpus": (Pci("0000:07:00.0", "0x10de", "nvidia"),), "modules": frozenset({"nvidia"})}
+ON_BUS: dict[str, Any] = {"gpus": (Pci("0000:07:00.0", "0x10de", "nvidia"),), "kernel_modules": frozenset({"nvidia"})}
 CARD = DeviceNodeSeen("/dev/nvidia0")
-EDGES: Mapping[str, tuple[Surveyed, set[str]]] = {
+EDGES: Mapping[str, tuple[NodeFacts, set[str]]] = {
     "simulated GPUs are on no NUMA node of this kernel": (
         seen(gpus=(), numa_nodes=frozenset({0}), statuses=(replace(STATUS, resources=(replace(SERVED, devices=(replace(DEVICES[0], numa=(1,)),)),)),)),
         set(),
     ),
-    "one that lives and can't be asked": (seen(statuses=(), alive=frozenset({WAITING})), {"DPG0222"}),
-    "one that hangs lives here": (seen(silent={f"/state/{WAITING}.sock": "no answer"}, alive=frozenset({WAITING})), {"DPG0202"}),
-    "no state directory can't be written to": (seen(state_dir=StateDir("/state", there=False, writable=False)), set()),
+    "one that lives and can't be asked": (seen(statuses=(), live_tokens=frozenset({WAITING})), {"DPG0222"}),
+    "one that hangs lives here": (seen(unreachable={f"/state/{WAITING}.sock": "no answer"}, live_tokens=frozenset({WAITING})), {"DPG0202"}),
+    "no state directory can't be written to": (seen(state_dir=StateDir("/state", exists=False, writable=False)), set()),
     "as many bytes as are needed": (seen(state_dir=StateDir("/state", free_bytes=16 << 20, free_inodes=64)), set()),
     "neither can another one than the gateway's be judged": (
-        seen(statuses=(), alive=frozenset({WAITING}), state_dir=StateDir("/state", writable=False, free_bytes=0)), {"DPG0222"}
+        seen(statuses=(), live_tokens=frozenset({WAITING}), state_dir=StateDir("/state", writable=False, free_bytes=0)), {"DPG0222"}
     ),
     "fewer": (seen(state_dir=StateDir("/state", free_bytes=(16 << 20) - 1)), {"DPG0205"}),
-    "a clock that is an hour behind": (seen(state_dir=StateDir("/state", written=2e9 + 3600)), set()),
-    "inotify is nearly used up": (seen(inotify_most=10, processes=(Process(1, instances=9),)), {"DPG0214"}),
-    "inotify is used": (seen(inotify_most=10, processes=(Process(1, instances=8),)), set()),
-    "a process without a label": (seen(enforcing=True, processes=(Process(1),)), set()),
+    "a clock that is an hour behind": (seen(state_dir=StateDir("/state", written_at=2e9 + 3600)), set()),
+    "inotify is nearly used up": (seen(max_inotify_instances=10, processes=(GatewayProcess(1, inotify_instances=9),)), {"DPG0214"}),
+    "inotify is used": (seen(max_inotify_instances=10, processes=(GatewayProcess(1, inotify_instances=8),)), set()),
+    "a process without a label": (seen(selinux_enforcing=True, processes=(GatewayProcess(1),)), set()),
     "late": (seen(statuses=(replace(STATUS, lag_s=0.1),)), {"DPG0220"}),
-    "no pod-resources from 1.13 on": (seen(pod_resources=False, release=Release(13)), {"DPG0107"}),
+    "no pod-resources from 1.13 on": (seen(has_pod_resources=False, release=Release(13)), {"DPG0107"}),
     "a root directory as a word of its own": (
-        seen(pod_resources=False, kubelets=(KubeletProcess(1, ("kubelet", "--root-dir", "/x")),)), {"DPG0104"}
+        seen(has_pod_resources=False, kubelets=(KubeletProcess(1, ("kubelet", "--root-dir", "/x")),)), {"DPG0104"}
     ),
     "a gate as a word of its own": (
         seen(release=Release(9), kubelets=(KubeletProcess(1, ("kubelet", "--feature-gates", "DevicePlugins=true")),)), set()
@@ -693,18 +693,18 @@ EDGES: Mapping[str, tuple[Surveyed, set[str]]] = {
         seen(socket_dir=SocketDir("/sockets", listening=frozenset({"kubelet.sock"}), names=frozenset({"kubelet.sock", "x-reg.sock"}))),
         set(),
     ),
-    "a GPU that is passed through": (seen(gpus=(Pci("a", "0x10de", "vfio-pci"),), modules=frozenset()), {"DPG0312"}),
+    "a GPU that is passed through": (seen(gpus=(Pci("a", "0x10de", "vfio-pci"),), kernel_modules=frozenset()), {"DPG0312"}),
     "a GPU that no driver has is none that NVML lost": (
-        seen(**ON_BUS | {"gpus": (*ON_BUS["gpus"], Pci("b", "0x10de"))}, nvml=NvmlSeen("well", gpus=1)), set()
+        seen(**ON_BUS | {"gpus": (*ON_BUS["gpus"], Pci("b", "0x10de"))}, nvml=NvmlSeen("well", gpu_count=1)), set()
     ),
     "NVML fails because nodes are closed": (
-        seen(**ON_BUS, nvml=NvmlSeen("failed", "no"), nodes=(replace(CARD, refused=True),)), {"DPG0307"}
+        seen(**ON_BUS, nvml=NvmlSeen("failed", "no"), device_nodes=(replace(CARD, refused=True),)), {"DPG0307"}
     ),
-    "a node that is missing has no link": (seen(**ON_BUS, nodes=(replace(CARD, there=False, linked=False),)), {"DPG0306"}),
+    "a node that is missing has no link": (seen(**ON_BUS, device_nodes=(replace(CARD, exists=False, linked=False),)), {"DPG0306"}),
     "nodes of a driver that isn't loaded": (
-        seen(**ON_BUS | {"modules": frozenset()}, nodes=(replace(CARD, there=False),)), {"DPG0301"}
+        seen(**ON_BUS | {"kernel_modules": frozenset()}, device_nodes=(replace(CARD, exists=False),)), {"DPG0301"}
     ),
-    "nobody knows what KFD shows": (seen(gpus=(Pci("a", "0x1002", "amdgpu"),), modules=frozenset({"amdgpu"})), set()),
+    "nobody knows what KFD shows": (seen(gpus=(Pci("a", "0x1002", "amdgpu"),), kernel_modules=frozenset({"amdgpu"})), set()),
     "a folder with a stroke at its end": (
         seen(runtime=Runtime("/c", cdi_dirs=("/var/run/cdi/",)), strategies=frozenset({"cdi-cri"})), set()
     ),
@@ -714,20 +714,20 @@ EDGES: Mapping[str, tuple[Surveyed, set[str]]] = {
     "more is allocatable than is known of": (
         seen(statuses=(replace(STATUS, sides=STAYS),), node=ApiNode(allocatable={GPU: 3})), set()
     ),
-    "the kubelet has no folder for drivers, and there is none": (seen(registry=False), set()),
+    "the kubelet has no folder for drivers, and there is none": (seen(has_registry=False), set()),
     "all GPUs need a reset, which is said once": (
         seen(statuses=(replace(STATUS, resources=(replace(SERVED, healthy=0, devices=(replace(DEVICES[0], state="unhealthy", kind="reset-required"),)),)),)),
         {"DPG0213"},
     ),
     "NVML can't be loaded for the lack of a right": (
-        seen(**ON_BUS, nvml=NvmlSeen("missing", "no"), monitors_mig=True, processes=(Process(1, capabilities=0),)), {"DPG0304"}
+        seen(**ON_BUS, nvml=NvmlSeen("missing", "no"), monitors_mig=True, processes=(GatewayProcess(1, capabilities=0),)), {"DPG0304"}
     ),
     "a DRA driver beside a resource of which nothing is left": (
-        seen(statuses=(replace(STATUS, resources=(replace(SERVED, allocatable=0),)),), drivers=frozenset({"gpu.nvidia.com"})),
+        seen(statuses=(replace(STATUS, resources=(replace(SERVED, allocatable=0),)),), dra_drivers=frozenset({"gpu.nvidia.com"})),
         set(),
     ),
     "a runtime that is the default needs no class": (
-        seen(runtime=Runtime("/c", nvidia=True, default=True), runtime_classes=frozenset()), set()
+        seen(runtime=Runtime("/c", nvidia=True, nvidia_is_default=True), runtime_classes=frozenset()), set()
     ),
     "one that isn't does": (seen(runtime=Runtime("/c", nvidia=True), runtime_classes=frozenset()), {"DPG0504"}),
 }  # fmt: skip
@@ -744,7 +744,7 @@ def test_what_cannot_be_seen_is_no_finding_and_is_not_called_well(folder: Path) 
         fake = Fake(folder, stack)
         fake.told["statuses"] = ()
         places = Places(root=folder, socket_dir=fake.sockets, state_dir=fake.state, pod_resources=folder / "none")
-        results = list(checks.judged(look(places, Told(), Cluster(), release)))
+        results = list(checks.judged(look(places, GatewayFacts(), Cluster(), release)))
     assert {result.code for result in results if result.seen} == {"DPG0101", "DPG0201"}
     assert {result.code for result in results if result.outcome == "unseen"} >= {
         *("DPG0102", "DPG0103", "DPG0105", "DPG0106", "DPG0110"),
@@ -824,7 +824,7 @@ def test_what_a_gateway_was_told_by_flags_is_asked_of_it(
 def by_gateway(found: Fake, backend: str, **changes: Any) -> dict[str, str]:
     """What doctor finds where a gateway answers for its libraries: the words, by code."""
     cluster = Cluster(ApiNode("v1.27.3", {GPU: 2}, {GPU: 2}), frozenset({"nvidia"}), node_name="node-1")
-    says = By({"status": {"status": replace(STATUS, **changes)}, "doctor": Answered(cluster, backend)})
+    says = By({"status": {"status": replace(STATUS, **changes)}, "doctor": DoctorAnswer(cluster, backend)})
     with gateways(found.state, {SERVING: says}, "status", "doctor"):
         results = json.loads(call(found.root, "--json").output)["checks"]
     assert {one["outcome"] for one in results if one["code"] == "DPG0308"} <= (
@@ -925,7 +925,7 @@ def test_each_gpu_is_asked_for(
         world.fails("nvmlDeviceGetHandleByIndex", code, index)
     world.write()
     world.here(monkeypatch)
-    bus = {"gpus": tuple(Pci(one.pci, "0x10de", "nvidia") for one in world.gpus), "modules": frozenset({"nvidia"})}
+    bus = {**ON_BUS, "gpus": tuple(Pci(one.pci, "0x10de", "nvidia") for one in world.gpus)}
     found = drivers.CHECKS["DPG0308"](seen(**bus, nvml=asking.nvml()))
     assert words in found
     assert bool(found) is bool(lost)
@@ -946,7 +946,7 @@ def test_a_missing_uvm_node_is_seen(
     for folder in ("dev", "proc"):
         (tmp_path / folder).mkdir()
     (tmp_path / "proc/devices").write_text(devices)
-    found = {one.path: one.there for one in collect.nodes(tmp_path, 1, tried=False) or ()}
+    found = {one.path: one.exists for one in collect.nodes(tmp_path, 1, tried=False) or ()}
     assert found.get("/dev/nvidia-uvm") is there
 
 
@@ -1047,4 +1047,4 @@ def test_a_check_leads_to_a_page_that_is_there(check: checks.Check) -> None:
         if line.startswith("#")
     }
     assert not anchor or anchor in headings
-    assert not check.needs or hasattr(Surveyed, check.needs)
+    assert not check.needs or hasattr(NodeFacts, check.needs)

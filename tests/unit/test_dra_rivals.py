@@ -27,18 +27,18 @@ UNREGISTERED = "the API server has not reported"
         (OtherProcess(DRIVER, slices=(), away_s=59.9, claims=()), "less than 60 s ago", "less than 60 s ago", False),
         (
             OtherProcess(DRIVER, slices=("s",), away_s=60.0, claims=None),
-            "does not say which",
-            "does not say which",
+            "is unknown which",
+            "is unknown which",
             False,
         ),
-        (OtherProcess(DRIVER, slices=("s",), away_s=60.0, claims=("n/c",)), "have devices of it: n/c", "n/c", False),
+        (OtherProcess(DRIVER, slices=("s",), away_s=60.0, claims=("n/c",)), "have its devices: n/c", "n/c", False),
         (
             OtherProcess(DRIVER, slices=("s",), away_s=60.0, claims=()),
             "left ResourceSlices",
             "left ResourceSlices",
             True,
         ),
-        (OtherProcess(DRIVER, slices=(), away_s=60.0, claims=None), "", "does not say which", False),
+        (OtherProcess(DRIVER, slices=(), away_s=60.0, claims=None), "", "is unknown which", False),
         (OtherProcess(DRIVER, slices=(), away_s=60.0, claims=("n/c",)), "", "n/c", False),
         (OtherProcess(DRIVER, slices=(), away_s=60.0, claims=()), "", "", False),
     ],
@@ -46,6 +46,6 @@ UNREGISTERED = "the API server has not reported"
 def test_what_may_be_done_beside_another_process(
     known: OtherProcess, unregistered: str, unpublished: str, *, stale: bool
 ) -> None:
-    for said, wanted in ((known.unregistered, unregistered), (known.unpublished, unpublished)):
+    for said, wanted in ((known.registration_blocker, unregistered), (known.publication_blocker, unpublished)):
         assert (wanted in said) if wanted else not said
-    assert known.is_stale is stale
+    assert known.has_stale_slices is stale

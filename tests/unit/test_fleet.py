@@ -225,4 +225,4 @@ def test_the_page_has_a_row_for_each_version_and_a_column_for_each_step() -> Non
 @pytest.mark.parametrize("arguments", [["--nodes", "-", "--to", "dra"], ["--from", "1.27", "--to", "1.28"]])
 def test_only_the_steps_of_many_nodes_are_drawn(arguments: list[str]) -> None:
     result = CliRunner().invoke(gateway, ["plan", *arguments, "-o", "html"], input=listed())
-    assert (result.exit_code, "draws the steps of --nodes" in result.output) == (2, True)
+    assert (result.exit_code, "-o html needs --nodes" in result.output) == (2, True)

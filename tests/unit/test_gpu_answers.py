@@ -20,11 +20,11 @@ from devices.model import (
     Field,
     Mount,
     RefusedError,
-    Sayable,
+    Sendable,
 )
 from devices.policy import CdiFallback, IdStrategy, ListStrategy, Policy
 
-ALL = Sayable(frozenset(Field))
+ALL = Sendable(frozenset(Field))
 
 
 REAL = {
@@ -43,14 +43,14 @@ FILE = Mount("/usr/lib64/libcuda.so.550.54.15", "/run/nvidia/driver/usr/lib64/li
 def said(
     *device_ids: str,
     policy: Policy | None = None,
-    sayable: Sayable = ALL,
+    sendable: Sendable = ALL,
     around: NodeTraits | None = None,
     gpus: dict[str, GPU] | None = None,
     resource: str = "nvidia.com/gpu",
     vendors: Sequence[Vendor] = VENDORS,
 ) -> ContainerAnswer:
     known = REAL if gpus is None else gpus
-    asked = Asked(resource, device_ids, known, policy or Policy(), sayable, around or NodeTraits(), "token")
+    asked = Asked(resource, device_ids, known, policy or Policy(), sendable, around or NodeTraits(), "token")
     return answer(asked, device_ids, vendors)
 
 
@@ -103,7 +103,7 @@ def test_an_answer_uses_what_can_be_said_and_something_is_sure_to_arrive(
     policy: Policy, can: frozenset[Field], perhaps: frozenset[Field]
 ) -> None:
     try:
-        told = said("GPU-a", policy=policy, sayable=Sayable(can, perhaps - can), around=around(hooks=False))
+        told = said("GPU-a", policy=policy, sendable=Sendable(can, perhaps - can), around=around(hooks=False))
     except RefusedError as refused:
         assert refused.fault is Fault.FAILED_PRECONDITION  # noqa: PT017 - either is right, and each is checked
         return

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 from msgspec.structs import replace
 
-from adapters.dialect import Dialect, Level, sayable
+from adapters.dialect import Dialect, Level, sendable
 from adapters.registry import by_name
 from devices.gpu.asked import Asked, NodeTraits
 from devices.gpu.backend import Sight
@@ -118,7 +118,7 @@ MEASURED = {
 def told(world: World, policy: Policy, to: str, resource: str = "") -> ContainerAnswer:
     gpus = {gpu.uuid: gpu for gpu in world.gpus}
     around = NodeTraits(Sight((), control_nodes=world.control))
-    asked = Asked(resource or world.resource, world.asked, gpus, policy, sayable(*LEVELS[to]), around, UNIQUE)
+    asked = Asked(resource or world.resource, world.asked, gpus, policy, sendable(*LEVELS[to]), around, UNIQUE)
     return answer(asked, world.asked, VENDORS)
 
 
@@ -277,7 +277,9 @@ def test_extras_are_named_after_the_gpus() -> None:
     gpus = {gpu.uuid: gpu for gpu in world.gpus}
     around = NodeTraits(extras=tuple(qualified("all", extra.value) for extra in (Extra.GDS, Extra.MOFED)))
     said = answer(
-        Asked(world.resource, world.asked, gpus, policy, sayable(*LEVELS[MODERN]), around, UNIQUE), world.asked, VENDORS
+        Asked(world.resource, world.asked, gpus, policy, sendable(*LEVELS[MODERN]), around, UNIQUE),
+        world.asked,
+        VENDORS,
     )
     assert said.cdi_devices == (
         f"k8s.device-plugin.nvidia.com/gpu={U[1]}",

@@ -10,7 +10,7 @@ import pytest
 from devices.gpu.nvidia.nvml import Nvml, NvmlError
 from devices.gpu.nvidia.scan import Seat, addressed
 from devices.gpu.nvidia.timeslice import set_time_slice
-from devices.gpu.nvidia.vendor import SUFFIXES, profile
+from devices.gpu.nvidia.vendor import MIG_PROFILE_SUFFIXES, profile_name
 from devices.policy import Policy
 from tests.fakes.nvml import GIB, library
 
@@ -27,13 +27,13 @@ from tests.fakes.nvml import GIB, library
     ],
 )
 def test_the_name_of_a_profile(of: tuple[int, int, int, int], name: str) -> None:
-    assert profile(*of) == name
+    assert profile_name(*of) == name
 
 
 def test_what_a_profiles_name_ends_in() -> None:
     ends = {"GFX": "+gfx", "NO_ME": "-me", "ALL_ME": "+me.all", "REV1": "+me"}
     numbers = ((name.partition("_SLICE_")[2], number) for name, number in vars(pynvml).items() if "_PROFILE_" in name)
-    assert {number: ends[kind] for kind, number in numbers if kind in ends} == SUFFIXES
+    assert {number: ends[kind] for kind, number in numbers if kind in ends} == MIG_PROFILE_SUFFIXES
 
 
 def test_it_counts_no_more_gpus_than_a_node_can_have(monkeypatch: pytest.MonkeyPatch) -> None:

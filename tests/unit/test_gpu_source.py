@@ -15,7 +15,7 @@ from devices.gpu.model import GPU
 from devices.gpu.simulated.backend import VENDORS
 from devices.gpu.source import GPUSource
 from devices.policy import Policy
-from devices.source import Fate
+from devices.source import Absence
 
 NVIDIA = "nvidia.com/gpu"
 
@@ -59,5 +59,5 @@ async def test_what_is_remembered_of_gpus_that_went_is_bounded(
     for there in ([gpu(0), gpu(1)], [gpu(0), gpu(2)], [gpu(3)]):
         await watched.sees(*there)
     assert [*watched.source._known] == ["GPU-0", "GPU-2", "GPU-3"]
-    assert watched.source.fate("old.com/name", "GPU-0") is Fate.WITHDRAWN
-    assert watched.source.fate("old.com/name", "GPU-1") is Fate.UNKNOWN
+    assert watched.source.absence("old.com/name", "GPU-0") is Absence.WITHDRAWN
+    assert watched.source.absence("old.com/name", "GPU-1") is Absence.UNKNOWN

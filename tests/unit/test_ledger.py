@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from devices.life.merging import Sticky
 from devices.model import Device, Health, Trouble, TroubleKind
 from gateway.kubelet.earlier import Earlier
-from gateway.memory import mend
+from gateway.memory import salvage
 from gateway.memory.claimed import Claimed
 from gateway.memory.file import LedgerError
 from gateway.memory.ledger import Ledger
@@ -171,7 +171,7 @@ OPEN = f'{{"format": {FORMAT}, "cordons": {{"GPU-1": {{"reason": "smells", "at":
         pytest.param(content(format="1"), "no object with a format", CORDONED, set(), id="the format is a text"),
         pytest.param(content(format=FORMAT + 1, cordons={"GPU-1": "smells", "GPU-2": {"reason": "hums", "at": 10**400, "annotated": True}}), "newer gateway", {"GPU-1": Cordon("smells", 0.0), "GPU-2": Cordon("hums", 0.0, annotated=True)}, set(), id="newer cordons"),
         pytest.param(content(cordons={"GPU-1": {"reason": 7, "at": "noon"}}), "cordons.GPU-1", {"GPU-1": LOST}, TWO, id="a cordon without its reason"),
-        pytest.param(content(accepted=1, kubelet=1), "accepted: not a text; kubelet: not a text", CORDONED, TWO, id="no texts"),
+        pytest.param(content(accepted=1, kubelet=1), "accepted: not a string; kubelet: not a string", CORDONED, TWO, id="no strings"),
         pytest.param(content(cordons=[], resources={GPU: 1}), "cordons: not an object", {}, set(), id="no objects"),
         pytest.param(content({"announced": []}), "announced: not an object", CORDONED, set(), id="announced is no object"),
         pytest.param(content({"announced": {"a": {"health": "so-so", "numa": []}, "b": {"health": "Healthy"}, "c": {"health": "Healthy", "numa": [2**63]}, "GPU-2": ROW}}), "announced.c", CORDONED, {"GPU-2"}, id="no devices"),
@@ -230,7 +230,7 @@ def test_whatever_the_damage_there_is_a_ledger(damage: list[tuple[int, int]]) ->
 
 def test_a_damaged_file_of_any_depth_is_read() -> None:
     for depth in range(900, 1001):  # One may be decoded, and be too deep to be encoded again.
-        mend.decode(b'{"format":2,"x":' + b"[" * depth + b"]" * depth + b',"broken')
+        salvage.decode(b'{"format":2,"x":' + b"[" * depth + b"]" * depth + b',"broken')
 
 
 # The folder and the disk.

@@ -361,14 +361,14 @@ def test_every_plan_holds_together(start: str, goal: str) -> None:
                 "Kubelet 1.24 to 1.33 on a GPU node: 9 hops, 1 with a drain advised.",
                 "Control plane first",
                 "1.24 -> 1.25 (at least 1.25.14): no drain",
-                "Not 1.25.10 to 1.25.13: A kubelet restart kills running GPU pods (read, #118559).",
+                "Avoid 1.25.10 to 1.25.13: A kubelet restart kills running GPU pods (read, #118559).",
                 "1.30 -> 1.31: drain advised Because all containers restart.",
                 "In the end, on 1.33",
             ],
         ),
         (
             ["--from", "1.27.3", "--to", "1.28"],
-            ["Now, on 1.27.3", "killed-on-restart: ", "Fixed in 1.27.6 and 1.28.0.", "no drain for the GPUs' sake"],
+            ["Now, on 1.27.3", "killed-on-restart: ", "Fixed in 1.27.6 and 1.28.0.", "the GPUs need no drain"],
         ),
         (
             ["--from", "1.26", "--to", "1.27.3"],
@@ -385,11 +385,11 @@ def test_every_plan_holds_together(start: str, goal: str) -> None:
         ),
         (
             ["--from", "1.18", "--to", "1.32", "--direct"],
-            ["With a stop at 1.30 on the way it is kept.", "A jump over 14 minor versions", "without --direct"],
+            ["If you stop at 1.30 on the way, it is kept.", "A jump over 14 minor versions", "without --direct"],
         ),
         (
             ["--from", "1.19", "--to", "1.20"],
-            ["Not 1.20.0 to 1.20.14: The checkpoint of 1.19 can't be read (run, #102880)."],
+            ["Avoid 1.20.0 to 1.20.14: The checkpoint of 1.19 can't be read (run, #102880)."],
         ),
         (["--from", "1.29", "--to", "1.28"], ["Because CDI names are dropped in silence from here on."]),
         (["--from", "1.36", "--to", "1.32"], ["Kubelets first, then the control plane", "4 hops"]),

@@ -26,7 +26,7 @@ from devices.model import (
     ContainerRequest,
     Device,
     PreferredRequest,
-    Sayable,
+    Sendable,
 )
 from devices.source import Listing
 from gateway.configuration.settings import Settings
@@ -44,7 +44,7 @@ SERVICE = f"/{V1BETA1.plugin_service}"
 
 
 class _Source:
-    async def answer(self, _resource: str, request: ContainerRequest, _sayable: Sayable) -> ContainerAnswer:
+    async def answer(self, _resource: str, request: ContainerRequest, _sendable: Sendable) -> ContainerAnswer:
         return ContainerAnswer(envs={"IDS": ",".join(request.device_ids)})
 
     async def prefer(self, _resource: str, request: PreferredRequest) -> tuple[str, ...]:

@@ -93,18 +93,18 @@ def test_one_api_at_most_gives_a_board_away() -> None:
 @pytest.mark.parametrize(
     ("side", "named", "claimed", "before", "shown"),
     [
-        (Side.TO_PLUGIN, True, True, State.ELSEWHERE, State.LENT),
-        (Side.TO_PLUGIN, True, True, None, State.LENT),
-        (Side.TO_PLUGIN, False, False, State.LENT, State.RETURNING),
+        (Side.TO_PLUGIN, True, True, State.ELSEWHERE, State.DRA_BY_NAME),
+        (Side.TO_PLUGIN, True, True, None, State.DRA_BY_NAME),
+        (Side.TO_PLUGIN, False, False, State.DRA_BY_NAME, State.RETURNING),
         (Side.TO_PLUGIN, False, False, State.RETURNING, State.RETURNING),
         (Side.PLUGIN, False, False, State.RETURNING, None),
         # A claim that isn't by name has it now, or another part of it.
-        (Side.TO_PLUGIN, False, True, State.LENT, State.ELSEWHERE),
+        (Side.TO_PLUGIN, False, True, State.DRA_BY_NAME, State.ELSEWHERE),
         (Side.TO_PLUGIN, False, True, State.RETURNING, State.ELSEWHERE),
         # Nobody by name had it, or it stays with DRA.
         (Side.TO_PLUGIN, False, False, State.ELSEWHERE, State.ELSEWHERE),
         (Side.TO_PLUGIN, False, False, None, State.ELSEWHERE),
-        (Side.DRA, True, True, State.LENT, State.ELSEWHERE),
+        (Side.DRA, True, True, State.DRA_BY_NAME, State.ELSEWHERE),
         (Side.DRA, False, False, State.RETURNING, State.ELSEWHERE),
     ],
 )
@@ -112,7 +112,7 @@ def test_on_the_way_back_the_list_has_what_pods_by_name_have_until_it_is_here(
     side: Side, *, named: bool, claimed: bool, before: State | None, shown: State | None
 ) -> None:
     assert table.listed(side, named=named, claimed=claimed, before=before) is shown
-    assert all(TABLE[state].health is Health.HEALTHY for state in (State.LENT, State.RETURNING))
+    assert all(TABLE[state].health is Health.HEALTHY for state in (State.DRA_BY_NAME, State.RETURNING))
 
 
 @pytest.mark.parametrize("claimed", [False, True])

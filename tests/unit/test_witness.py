@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.memory import ledger as module
-from gateway.memory import mend, witness
+from gateway.memory import salvage, witness
 from gateway.memory.claimed import Claimed
 from gateway.memory.file import LedgerError
 from gateway.memory.ledger import Ledger
@@ -61,7 +61,7 @@ NO_NUMBER = b'{"format":%d,"sides":{"":"plugin"}}' % FORMAT
     ("spoil", "words", "claims", "sides"),
     [
         pytest.param(lambda node: node.older, "older than the one that a gateway wrote", CLAIMS, {}, id="older"),
-        pytest.param(lambda _: None, "it is gone; what else is known of it is used", {"two": TWO}, {}, id="gone"),
+        pytest.param(lambda _: None, "it is gone; the gateway continues", {"two": TWO}, {}, id="gone"),
         pytest.param(lambda _: b"{", "truncated", {"two": TWO}, {}, id="damaged"),
         pytest.param(lambda node: node.newest[:-1], "truncated", {"two": TWO}, SIDES, id="damaged behind the owners"),
         pytest.param(lambda _: NO_NUMBER, "it was put back", {"two": TWO}, {}, id="without a number"),
@@ -89,14 +89,14 @@ def test_an_older_file_under_a_gateway_that_stands_by_changes_nothing_of_what_it
 
 
 def test_a_write_while_it_is_read_is_none_that_was_put_back(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    leads, decode = node.started(), mend.decode
+    leads, decode = node.started(), salvage.decode
 
     def slowly(data: bytes) -> tuple[dict[str, Any], str]:
         leads.set_claim("two", None)
         write(leads)
         return decode(data)
 
-    monkeypatch.setattr(mend, "decode", slowly)
+    monkeypatch.setattr(salvage, "decode", slowly)
     assert node.started().claims == {"two": TWO}
 
 

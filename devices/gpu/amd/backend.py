@@ -137,7 +137,7 @@ class AmdBackend:
             ),
             released=self._released,
             control_nodes=_CONTROL_NODES,
-            driver=self._driver,
+            driver_version=self._driver,
             unusable=tuple(Unusable(self.name, _UNBOUND, pci=pci, id=pci) for pci in self._topology.unbound),
         )
 

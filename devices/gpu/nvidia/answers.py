@@ -33,8 +33,8 @@ def by_strategies(asked: Asked) -> ContainerAnswer:
     """Return the answer for NVIDIA's GPUs by each strategy that this kubelet's API supports. At least one must arrive for certain."""
     policy = asked.policy
     chosen = policy.list_strategies - (CDI_STRATEGIES if asked.around.without_cdi else frozenset())
-    certain = {one for one in chosen if _FIELDS[one] <= asked.sayable.said}
-    by_cdi = {one for one in chosen & CDI_STRATEGIES if _FIELDS[one] <= asked.sayable.said | asked.sayable.unsure}
+    certain = {one for one in chosen if _FIELDS[one] <= asked.sendable.certain}
+    by_cdi = {one for one in chosen & CDI_STRATEGIES if _FIELDS[one] <= asked.sendable.certain | asked.sendable.unsure}
     if not certain:
         said = _fallback(asked)
     elif policy.list_strategies <= CDI_STRATEGIES:  # The specification has everything else.
@@ -56,7 +56,7 @@ def _fallback(asked: Asked) -> ContainerAnswer:
     Raises:
         RefusedError: the setting forbids one, or this kubelet's API lacks the fields for it.
     """
-    policy, around, said = asked.policy, asked.around, asked.sayable.said
+    policy, around, said = asked.policy, asked.around, asked.sendable.certain
     fields = {field for one in policy.list_strategies for field in _FIELDS[one]} - said
     why = f"{not_carried(asked.resource, fields)}, or another DEVICE_LIST_STRATEGY, or --cdi-fallback"
     if around.without_cdi:
@@ -99,9 +99,9 @@ def _with_nodes(said: ContainerAnswer, asked: Asked) -> ContainerAnswer:
     always = [DeviceNode(path, path) for gpu in asked.known for path in gpu.device_nodes]
     if not always and not policy.pass_device_specs:
         return said
-    if always and Field.DEVICE_NODES not in asked.sayable.said:
+    if always and Field.DEVICE_NODES not in asked.sendable.certain:
         raise not_carried(asked.resource, [Field.DEVICE_NODES])
-    if not policy.pass_device_specs or Field.DEVICE_NODES not in asked.sayable.said:
+    if not policy.pass_device_specs or Field.DEVICE_NODES not in asked.sendable.certain:
         return replace(said, device_nodes=tuple(dict.fromkeys(always)))
     asked.require_known("device nodes")
     _require_nodes(asked)
@@ -118,7 +118,7 @@ def _require_nodes(asked: Asked) -> None:
         RefusedError: FAILED_PRECONDITION, one is missing.
     """
     needed = {path for gpu in asked.known for path in gpu.spec_nodes} | NEEDED
-    if missing := [path for path in asked.around.sight.missing if path in needed]:
+    if missing := [path for path in asked.around.sight.missing_nodes if path in needed]:
         raise RefusedError(
             Fault.FAILED_PRECONDITION,
             f"{asked.resource}: {', '.join(missing)} is missing on this node, so CUDA would fail in the container. Create the "

@@ -193,7 +193,7 @@ class NvidiaBackend:
                 self._health = health.event(self._health, news.event, self._checks, news.at)
             case Scan():
                 if self._down is not None or self._scan is None:
-                    _log.info("NVML answers", driver=news.sight.driver, gpus=len(news.looks))
+                    _log.info("NVML answers", driver=news.sight.driver_version, gpus=len(news.looks))
                 if self._lacks_channel(news) and (self._scan is None or self._scan.sight.imex):
                     _log.warning("no IMEX channel", reason=_NO_CHANNEL)
                 self._scan, self._down, self._mismatch_since = news, None, None

@@ -49,7 +49,7 @@ def write_all(
     # A host service has no container mount: it uses the path on the host.
     root = "" if Path(policy.container_driver_root).is_dir() else policy.driver_root
     try:
-        driver = driver or find(policy, sight.driver, root, {gpu.pci for gpu in gpus if gpu.pci})
+        driver = driver or find(policy, sight.driver_version, root, {gpu.pci for gpu in gpus if gpu.pci})
         specs = specifications(gpus, sight.control_nodes, policy, driver, imex=sight.imex)
         for specification in specs:
             write(specification, folder)

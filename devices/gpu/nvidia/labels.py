@@ -54,7 +54,7 @@ def labels(sight: Sight, policy: Policy, sys: Path = Path("/sys")) -> Mapping[st
         f"{PREFIX}mps.capable": "false",
         f"{_GPU}.mode": _mode(boards, sys),
     }
-    found |= _versions(sight.driver, dict(boards[0].traits).get("cudaDriverVersion", ""))
+    found |= _versions(sight.driver_version, dict(boards[0].traits).get("cudaDriverVersion", ""))
     found |= _whole(boards, policy)
     if policy.mig_strategy is not MigStrategy.NONE:
         found[f"{PREFIX}mig.strategy"] = policy.mig_strategy.value

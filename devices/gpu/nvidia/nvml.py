@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from devices.gpu.model import GPU, Way
 from devices.gpu.nvidia.health import Event, Looked
-from devices.gpu.nvidia.vendor import ADDRESSING_MODES, ARCHITECTURES, BRANDS, SUFFIXES, profile
+from devices.gpu.nvidia.vendor import ADDRESSING_MODES, ARCHITECTURES, BRANDS, MIG_PROFILE_SUFFIXES, profile_name
 from devices.model import LibraryFault
 
 _RESOURCE: Final = "nvidia.com/gpu"
@@ -338,7 +338,7 @@ def _instance(gpu: GPU, parent: Any, handle: Any, place: int, instance: int) -> 
     uuid = _uuid(_ask("nvmlDeviceGetUUID", handle))
     has = _ask("nvmlDeviceGetAttributes", handle)
     memory = gpu.memory or _ask("nvmlDeviceGetMemoryInfo", parent).total
-    name = profile(has.computeInstanceSliceCount, has.gpuInstanceSliceCount, has.memorySizeMB, memory)
+    name = profile_name(has.computeInstanceSliceCount, has.gpuInstanceSliceCount, has.memorySizeMB, memory)
     suffix, slot, slices = _kind(parent, instance)
     return replace(
         gpu,
@@ -374,7 +374,7 @@ def _kind(parent: Any, instance: int) -> tuple[str, str, range]:
         has = _ask("nvmlGpuInstanceGetInfo", _ask("nvmlDeviceGetGpuInstanceById", parent, instance))
         slot = f"{has.profileId}-{has.placement.start}"
         slices = range(has.placement.start, has.placement.start + min(has.placement.size, _MOST_SLICES))
-        for number, suffix in SUFFIXES.items():
+        for number, suffix in MIG_PROFILE_SUFFIXES.items():
             with contextlib.suppress(UnsupportedError, GoneError):
                 # In its first version, which every driver with MIG has, as in NVIDIA's plugin.
                 if _ask("nvmlDeviceGetGpuInstanceProfileInfo", parent, number, 1).id == has.profileId:

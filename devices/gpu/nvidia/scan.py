@@ -133,9 +133,9 @@ class Scanner:
         sight = Sight(
             gpus,
             control_nodes=self._node.control_nodes(),
-            driver=self._driver,
+            driver_version=self._driver,
             unusable=tuple(unusable),
-            missing=self._node.missing(path for gpu in gpus for path in gpu.spec_nodes),
+            missing_nodes=self._node.missing(path for gpu in gpus for path in gpu.spec_nodes),
             imex=self._node.imex(),
         )
         return Scan(at, sight, looks, let.uuids, reloaded)

@@ -19,13 +19,13 @@ from devices.model import ContainerAnswer
 from devices.policy import MigStrategy, Policy
 
 PREFIX: Final = "nvidia.com/"
-SUFFIXES: Final = (
+MIG_PROFILE_SUFFIXES: Final = (
     dict.fromkeys((7, 8), "+me")
     | dict.fromkeys((15, 16), "+me.all")
     | dict.fromkeys((10, 11, 12, 17), "+gfx")
     | dict.fromkeys((13, 14), "-me")
 )
-"""By NVML_GPU_INSTANCE_PROFILE_…, the number of a profile: the suffix of its name."""
+"""The suffix of a MIG profile's name, by the profile's number (NVML_GPU_INSTANCE_PROFILE_…)."""
 ARCHITECTURES: Final = dict(
     enumerate(
         ("Kepler", "Maxwell", "Pascal", "Volta", "Turing", "Ampere", "Ada Lovelace", "Hopper", "Blackwell"), start=2
@@ -61,9 +61,9 @@ class _Nvidia(Vendor):
         empty = split.keys() - {gpu.parent for gpu in gpus}
         profiles = sorted({gpu.profile for gpu in gpus if gpu.parent in split})
         if whole:
-            problem = f"{len(split)} GPUs in MIG mode and {len(whole)} without it ({_places(whole)})"
+            problem = f"{len(split)} GPUs in MIG mode and {len(whole)} without it ({_indexes(whole)})"
         elif empty:
-            problem = f"no MIG instance on GPU {_places([split[uuid] for uuid in empty])}"
+            problem = f"no MIG instance on GPU {_indexes([split[uuid] for uuid in empty])}"
         elif len(profiles) > 1:
             problem = f"instances of several profiles ({', '.join(profiles[:8])})"
         else:
@@ -76,8 +76,8 @@ class _Nvidia(Vendor):
     def given_names(self, policy: Policy) -> Collection[str]:
         return {name for _, name in (*policy.gpu_names, *policy.mig_names)}
 
-    def was_repartitioned(self, uuid: str, gpus: Collection[GPU]) -> bool:  # noqa: ARG002 - as of Vendor
-        return uuid.startswith("MIG-")  # An instance doesn't vanish by itself.
+    def was_repartitioned(self, uuid: str, gpus: Collection[GPU]) -> bool:  # noqa: ARG002 - Vendor's signature
+        return uuid.startswith("MIG-")  # An instance vanishes only if the GPU was repartitioned.
 
     def answer(self, asked: Asked) -> ContainerAnswer:
         return by_strategies(asked)
@@ -96,15 +96,16 @@ def _by_pattern(word: str, names: Sequence[tuple[str, str]], usual: str) -> str 
     return next((name for pattern, name in names if matches(word, pattern)), None)
 
 
-def _places(gpus: Iterable[GPU]) -> str:
+def _indexes(gpus: Iterable[GPU]) -> str:
     return ", ".join(str(gpu.index) for gpu in sorted(gpus, key=lambda gpu: gpu.index)[:8])
 
 
-def profile(compute: int, slices: int, megabytes: int, whole: int) -> str:
-    """Return the name of a MIG profile: ``compute`` of ``slices`` slices, ``megabytes`` (MiB) of the ``whole`` GPU's bytes.
+def profile_name(compute: int, slices: int, mebibytes: int, gpu_bytes: int) -> str:
+    """Return the name of a MIG profile, such as ``1g.10gb``, with ``compute`` compute slices and ``slices`` GPU slices.
 
-    Memory is rounded up to eighths of the GPU's, which is rounded up to GiB: getMigMemorySizeGB of go-nvlib.
+    Its memory (``mebibytes``) is rounded up to eighths of the GPU's memory (``gpu_bytes``, rounded up to GiB), as in
+    getMigMemorySizeGB of go-nvlib.
     """
-    eighths = math.ceil(megabytes * 2**20 / max(whole, 1) * 8) / 8
-    gigabytes = math.floor(eighths * math.ceil(whole / 2**30) + 0.5)
+    eighths = math.ceil(mebibytes * 2**20 / max(gpu_bytes, 1) * 8) / 8
+    gigabytes = math.floor(eighths * math.ceil(gpu_bytes / 2**30) + 0.5)
     return ("" if compute == slices else f"{compute}c.") + f"{slices}g.{gigabytes}gb"

@@ -1,4 +1,4 @@
-"""Find the sound part of a state file that is damaged, or that another release wrote. Pure, and bounded for every input."""
+"""Decode a state file, also if it is damaged or another release wrote it. Pure; time and memory are limited for every input."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from gateway.memory.rows import Cordon
 from gateway.sides.side import Side
 
 MAX_BYTES = 16 * 1024 * 1024
-"""Most bytes of a state file."""
+"""Maximum size of a state file, in bytes."""
 _MAX_DEPTH = 32
-_MAX_PARTS = 500_000
-"""Most lists and objects in a file: 80,000 devices have half of it. Each takes up to 230 bytes of memory."""
-_MAX_SALVAGE = 960_000
-"""Most bytes of a damaged file that are decoded: the cordons and 10,000 devices, and never more than ``_MAX_PARTS``."""
-_MAX_WRONG = 1000
-"""After so many wrong rows, the rest of a table is dropped."""
+_MAX_CONTAINERS = 500_000
+"""Maximum number of lists and objects in a file. A file with 80,000 devices has half as many. Each takes up to 230 bytes of memory."""
+_MAX_SALVAGED_BYTES = 960_000
+"""Maximum number of bytes of a damaged file that are decoded. The cordons and 10,000 devices fit in."""
+_MAX_WRONG_ROWS = 1000
+"""After this many wrong rows, the rest of a table is dropped."""
 _FIELD = r'[\s{,]*("(?:[^"\\]|\\.)*")\s*:\s*'
-"""The name of an object's next field, and what precedes it."""
+"""Matches separators and the name of an object's next field."""
 _DECODER = json.JSONDecoder(
     parse_float=lambda text: float(text) if math.isfinite(float(text)) else None,
     parse_int=lambda text: int(text) if len(text) < 20 else None,
     parse_constant=lambda _: None,
 )
-"""It decodes numbers that the strict decoder rejects as null."""
+"""A lenient decoder: numbers that the strict decoder rejects become null."""
 
 
 def decode(data: bytes) -> tuple[rows.Content, str]:
-    """Return the sound part of a file, and what is wrong with the rest (empty: nothing)."""
+    """Return the valid part of a file, and what is wrong with the rest ('' if nothing is)."""
     complaint = f"it is larger than {MAX_BYTES} bytes" if len(data) > MAX_BYTES else ""
     try:
-        if data.count(b"[") + data.count(b"{") > _MAX_PARTS:
-            raise ValueError(f"it has more than {_MAX_PARTS} lists and objects")  # noqa: TRY301 - as one that can't be read
+        if data.count(b"[") + data.count(b"{") > _MAX_CONTAINERS:
+            raise ValueError(f"it has more than {_MAX_CONTAINERS} lists and objects")  # noqa: TRY301 - handled below
         content = msgspec.json.decode(data)
     except (ValueError, RecursionError) as error:
         complaint = complaint or str(error)
-        content = _mend(data)
+        content = _decode_damaged(data)
     if not isinstance(content, dict) or type(content.get("format")) is not int:
         complaint = complaint or "it holds no object with a format number"
         content = _only_cordons(content)
@@ -54,25 +54,25 @@ def decode(data: bytes) -> tuple[rows.Content, str]:
     elif not _is_shallow(content):
         complaint = f"it is more than {_MAX_DEPTH} levels deep"
         content = _only_cordons(content)
-    wrong = _prune(content)
+    wrong = _remove_wrong(content)
     return content, complaint or "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
 
 
-def _mend(data: bytes) -> Any:
-    """Decode the whole fields at the beginning of a damaged file, in about a second; None if there are none.
+def _decode_damaged(data: bytes) -> Any:
+    """Return the intact fields at the beginning of a damaged file; None if there are none. Takes about a second.
 
-    A write replaces the whole file, so a crash leaves no half of it. If a disk or a person cut it off, its first fields are whole,
-    the cordons among them.
+    A write replaces the whole file, so a crash never leaves a partial file. If a disk error or a person truncated the file, its
+    first fields are intact. The cordons are among them.
     """
     with contextlib.suppress(ValueError):
-        whole = _fields(data[:_MAX_SALVAGE].decode(errors="replace"), 0)
+        fields = _intact_fields(data[:_MAX_SALVAGED_BYTES].decode(errors="replace"), 0)
         # Replace halves of surrogate pairs: the lenient decoder accepts them, and they can't be encoded.
-        return msgspec.json.decode(json.dumps(whole, ensure_ascii=False).encode(errors="replace"))
+        return msgspec.json.decode(json.dumps(fields, ensure_ascii=False).encode(errors="replace"))
     return None
 
 
-def _fields(text: str, at: int, within: str = "") -> dict[str, Any]:
-    """Decode the fields of an object up to the first damaged one. That one is None; of cordons, the whole ones are kept."""
+def _intact_fields(text: str, at: int, within: str = "") -> dict[str, Any]:
+    """Decode the fields of an object up to the first damaged one, which becomes None. Of damaged ``cordons``, keep the intact ones."""
     found: dict[str, Any] = {}
     field = re.compile(_FIELD, re.DOTALL)
     while match := field.match(text, at):
@@ -82,21 +82,21 @@ def _fields(text: str, at: int, within: str = "") -> dict[str, Any]:
             break
         try:
             value, at = _DECODER.raw_decode(text, match.end())
-            found[key] = value if _is_shallow({key: value}) else None  # It will be encoded deeper in the stack.
+            found[key] = value if _is_shallow({key: value}) else None  # json.dumps can't encode any depth.
         except (ValueError, RecursionError):
-            found[key] = _fields(text, match.end(), key) if key == "cordons" != within else None
+            found[key] = _intact_fields(text, match.end(), key) if key == "cordons" != within else None
             break
     return found
 
 
 def _only_cordons(content: Any) -> rows.Content:
-    """Return the cordons, which survive any format. Only known fields: the meaning of others is unknown."""
+    """Return the cordons with their known fields. Cordons are kept from a file of any format."""
     cordons = content.get("cordons") if isinstance(content, dict) else None
-    return {"cordons": {key: _sound_cordon(row) for key, row in cordons.items()}} if isinstance(cordons, dict) else {}
+    return {"cordons": {key: _valid_cordon(row) for key, row in cordons.items()}} if isinstance(cordons, dict) else {}
 
 
-def _sound_cordon(row: Any) -> rows.Content:
-    """Return a cordon for any value in its place: that there is a cordon matters more than its reason."""
+def _valid_cordon(row: Any) -> rows.Content:
+    """Return a cordon even if its row is invalid: the cordon matters more than its reason."""
     fields = row if isinstance(row, dict) else {"reason": row}
     reason, at, annotated = fields.get("reason"), fields.get("at"), fields.get("annotated")
     return rows.row_of(
@@ -108,12 +108,12 @@ def _sound_cordon(row: Any) -> rows.Content:
     )
 
 
-def _prune(content: rows.Content) -> list[str]:
-    """Remove everything that is wrong, in place; return what it was."""
+def _remove_wrong(content: rows.Content) -> list[str]:
+    """Remove all invalid entries in place; return a description of each."""
     wrong: list[str] = []
     for key in ("accepted", "kubelet"):
         if not isinstance(content.get(key, ""), str):
-            wrong.append(f"{key}: not a text")
+            wrong.append(f"{key}: not a string")
             del content[key]
     if type(number := content.get("generation", 0)) is not int or not 0 <= number < 2**62:
         wrong.append("generation: not a number")
@@ -126,7 +126,7 @@ def _prune(content: rows.Content) -> list[str]:
         "resources": dict,
     }.items():
         if key in content:
-            content[key] = _sound_rows(content[key], kind, key, wrong)
+            content[key] = _valid_rows(content[key], kind, key, wrong)
     resources = content.get("resources", {})
     for name in [name for name in resources if naming.resource_name_error(name)]:
         wrong.append(f"resources: {name[:80]!r} is no resource name")
@@ -134,34 +134,34 @@ def _prune(content: rows.Content) -> list[str]:
     for name, resource in resources.items():
         for table, kind in rows.TABLES.items():
             if table in resource:
-                resource[table] = _sound_rows(resource[table], kind, f"resources.{name}.{table}", wrong)
+                resource[table] = _valid_rows(resource[table], kind, f"resources.{name}.{table}", wrong)
     return wrong
 
 
-def _sound_rows(rows: Any, kind: Any, path: str, wrong: list[str]) -> dict[str, Any]:
-    with contextlib.suppress(msgspec.ValidationError):  # All at once: it is fast, and rows are almost always sound.
+def _valid_rows(rows: Any, kind: Any, path: str, wrong: list[str]) -> dict[str, Any]:
+    with contextlib.suppress(msgspec.ValidationError):  # All at once: it is fast, and rows are almost always valid.
         msgspec.convert(rows, dict[str, kind])
         return cast("dict[str, Any]", rows)
     if not isinstance(rows, dict):
         wrong.append(f"{path}: not an object")
         return {}
-    sound = {}
-    most = len(wrong) + _MAX_WRONG
+    valid = {}
+    most = len(wrong) + _MAX_WRONG_ROWS
     for key, row in rows.items():
         try:
             msgspec.convert(row, kind)
-            sound[key] = row
+            valid[key] = row
         except msgspec.ValidationError as error:
             wrong.append(f"{path}.{key:.80}: {error!s:.200}")
             if len(wrong) > most:
                 break
             if kind is Cordon:
-                sound[key] = _sound_cordon(row)
-    return sound
+                valid[key] = _valid_cordon(row)
+    return valid
 
 
 def _is_shallow(content: rows.Content) -> bool:
-    """Return True if a value can be encoded at any depth of the stack."""
+    """Return True if lists and objects are at most ``_MAX_DEPTH`` levels deep, so that encoding can't exhaust the stack."""
     level: list[Any] = [content]
     for _ in range(_MAX_DEPTH):
         parts = (part for value in level for part in (value.values() if isinstance(value, dict) else value))

@@ -1,4 +1,4 @@
-"""Options and preparations of the commands that run the laboratory: its kubelets, its progress and its report."""
+"""Options and preparations of the commands that run against kubelets of many versions: ``gateway bugs``, ``compat``, ``conformance``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Versions(click.ParamType[tuple[str, ...]]):
         except ValueError as error:
             self.fail(str(error), param, ctx)
         if unknown := [one.name for one in found if not one.certain]:
-            self.fail(f"kubelet {unknown[0]} is not known here: 1.{OLDEST} to 1.{NEWEST} are", param, ctx)
+            self.fail(f"kubelet {unknown[0]} is unknown. Known: 1.{OLDEST} to 1.{NEWEST}", param, ctx)
         return tuple(one.name for one in sorted(found, key=lambda one: one.minor))
 
 
@@ -52,9 +52,9 @@ _OPTIONS: Final = (
         "--genuine",
         type=Words(("auto", "yes", "built", "no")),
         default="auto",
-        help="auto builds genuine kubelets where there is Go, and emulates the others; yes insists (and fetches Go if there "
-        "is none); built takes those that are built already, and of --kubelets wants each; no emulates all. The report says which "
-        "was which.",
+        help="When to run real kubelet code instead of an emulation. auto: if it is built or Go is installed. yes: always; installs "
+        "Go if it is missing. built: if it is built, which each version in --kubelets must be. no: never. The report marks the "
+        "emulated kubelets.",
     ),
     click.option(
         "--kubelet-source",
@@ -62,8 +62,8 @@ _OPTIONS: Final = (
         type=click.Path(path_type=Path),
         default=None,
         metavar="DIR",
-        help="A checkout of k8s.io/kubernetes (a release candidate, a fork): its kubelet is built, and runs in the place of the "
-        "newest of --kubelets. Without --kubelets it runs alone, as the newest that is known here.",
+        help="A checkout of k8s.io/kubernetes, such as a fork. Its kubelet is built and replaces the newest of --kubelets. "
+        "Without --kubelets, only this kubelet runs, as the newest known version.",
     ),
 )
 
@@ -80,12 +80,12 @@ out_option: Final = click.option(
     cls=Strict,
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("compat-report"),
-    help="The folder for the report; what an earlier one left there is replaced.",
+    help="The folder for the report. An earlier report in it is replaced.",
 )
 
 
-def chosen(only: Sequence[str], known: Mapping[str, str], option: str = "--only") -> None:
-    """Print what can be chosen (name and description) and end, if that is ``help``; refuse what can't be.
+def check_choice(only: Sequence[str], known: Mapping[str, str], option: str = "--only") -> None:
+    """Reject unknown names. If ``help`` is among them, print the known names with their descriptions and exit.
 
     Raises:
         click.BadParameter: a name is unknown.
@@ -98,8 +98,8 @@ def chosen(only: Sequence[str], known: Mapping[str, str], option: str = "--only"
         raise click.BadParameter(f"unknown value {', '.join(unknown)}. Allowed: {', '.join(known)}", param_hint=option)
 
 
-def clocked() -> Callable[[str], None]:
-    """Return a function that prints a line of progress, with the time since now."""
+def progress_printer() -> Callable[[str], None]:
+    """Return a function that prints a progress line with the time since this call."""
     began = time.monotonic()
 
     def say(line: str) -> None:
@@ -109,24 +109,24 @@ def clocked() -> Callable[[str], None]:
     return say
 
 
-def stopped() -> NoReturn:
-    """End the command after Ctrl-C."""
-    click.echo("stopped: all processes that were started are ended, no report is written", err=True)
+def exit_after_interrupt() -> NoReturn:
+    """Exit with status 130 after Ctrl-C."""
+    click.echo("stopped: ended all processes that it started, and wrote no report", err=True)
     sys.exit(130)
 
 
-def kubelets(
-    asked: tuple[str, ...] | None, usual: Callable[[], tuple[str, ...]], genuine: str, checkout: Path | None
+def prepare_kubelets(
+    wanted: tuple[str, ...] | None, usual: Callable[[], tuple[str, ...]], genuine: str, checkout: Path | None
 ) -> tuple[tuple[str, ...], dict[str, Path], dict[str, str]]:
     """Return the versions to run, the binaries of real kubelets, and why each of the others is emulated."""
     from gateway_lab.kubelets import build, source
 
     try:
-        versions = asked or (usual()[-1:] if checkout is not None else usual())
+        versions = wanted or (usual()[-1:] if checkout is not None else usual())
         others = versions[:-1] if checkout is not None else versions
-        if genuine == "built" and asked:
-            _want_built(others)
-        found, why = _genuine(others, genuine)
+        if genuine == "built" and wanted:
+            _require_built(others)
+        found, why = _find_real(others, genuine)
         if checkout is not None:
             found[versions[-1]] = source.build_from(checkout, versions[-1], progress=click.echo)
     except build.BuildError as error:
@@ -136,21 +136,21 @@ def kubelets(
     return versions, found, why
 
 
-def _want_built(asked: tuple[str, ...]) -> None:
-    """Refuse versions that aren't built."""
+def _require_built(versions: tuple[str, ...]) -> None:
+    """Raise a ``click.BadParameter`` if the real code of one of the versions is not built."""
     from gateway_lab.kubelets import build
 
-    there = [version for version in build.available() if build.built(version)]
-    if missing := [version for version in asked if version not in there]:
+    built = [version for version in build.available() if build.built(version)]
+    if missing := [version for version in versions if version not in built]:
         raise click.BadParameter(
-            f"no genuine kubelet {', '.join(missing)} is built; built are {', '.join(there) or 'none'}: leave --genuine out to "
-            "have it built where there is Go, or say --genuine no to have it emulated",
+            f"kubelet {', '.join(missing)} is not built. Built: {', '.join(built) or 'none'}. To build it, set --genuine yes; to "
+            "emulate it, set --genuine no",
             param_hint="--kubelets",
         )
 
 
-def _genuine(versions: tuple[str, ...], genuine: str) -> tuple[dict[str, Path], dict[str, str]]:
-    """Find or build real kubelets. Return their binaries, and why the other versions have none.
+def _find_real(versions: tuple[str, ...], genuine: str) -> tuple[dict[str, Path], dict[str, str]]:
+    """Find or build real kubelet code. Return the binaries, and why each of the other versions is emulated.
 
     Raises:
         gateway_lab.kubelets.build.BuildError: with ``--genuine yes``, one can't be built.
@@ -158,20 +158,20 @@ def _genuine(versions: tuple[str, ...], genuine: str) -> tuple[dict[str, Path], 
     from gateway_lab.kubelets import build
 
     if genuine == "no":
-        return {}, dict.fromkeys(versions, "genuine ones were not asked for")
+        return {}, dict.fromkeys(versions, "--genuine no was set")
     found: dict[str, Path] = {}
     why: dict[str, str] = {}
     possible = build.available()
     for version in versions:
         path = build.built(version) if version in possible else None
         if path is None and genuine == "built":
-            why[version] = "no genuine one is built"
+            why[version] = "its real code is not built"
             continue
         if version not in possible and genuine == "auto":
-            why[version] = f"genuine ones can be built of {', '.join(possible)}"
+            why[version] = f"real code can be built for {', '.join(possible)} only"
             continue
         if path is None and genuine == "auto" and not (os.environ.get("GO") or shutil.which("go")):
-            why[version] = "there is no Go on this machine to build a genuine one with"
+            why[version] = "Go is not installed, so its real code can't be built"
             continue
         try:
             found[version] = path or build.build([version], progress=click.echo)[version]
@@ -179,23 +179,23 @@ def _genuine(versions: tuple[str, ...], genuine: str) -> tuple[dict[str, Path], 
             if genuine == "yes":
                 raise
             click.echo(str(error), err=True)
-            why[version] = "the genuine one could not be built: " + str(error).splitlines()[0]
+            why[version] = "building its real code failed: " + str(error).splitlines()[0]
     return found, why
 
 
-def see_that_it_can_be_written(out: Path, page: Path | None) -> None:
-    """Refuse a run of minutes whose report can't be written."""
+def require_writable_report(out: Path, page: Path | None) -> None:
+    """Raise a ``click.ClickException`` before a run of several minutes if its report can't be written."""
     from gateway_lab.matrix import report
 
-    advice = "name another folder with --out"
+    advice = "Name another folder with --out"
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):
             pass
-        advice = "correct --page"
+        advice = "Correct the page, or name another with --page"
         if page is not None:
             report.find_place(page.read_text(encoding="utf-8"))
             with page.open("a", encoding="utf-8"):
                 pass
     except (OSError, UnicodeDecodeError, report.NoPlaceError) as error:
-        raise click.ClickException(f"the report can't be written, so nothing was run: {error}: {advice}") from error
+        raise click.ClickException(f"the report can't be written, so nothing was run: {error}. {advice}") from error
