@@ -74,9 +74,10 @@ SETTLED_S = 10.0
 """Seconds that a stream must last until earlier cuts and errors are forgotten."""
 RENEW_WAIT_S = 1.0
 """Least seconds between two Registers for new options: each makes the devices unavailable for a moment."""
-VERIFY_AFTER_S = (0.1, 1.0, 330.0)
+VERIFY_AFTER_S = (0.1, 1.0, 315.0)
 """Seconds after the start of a stream at which the kubelet's records are read. If the kubelet drops the resource between its
-connection and our first list, the resource looks registered for 5 minutes, and vanishes then (read in 1.34.2)."""
+connection and our first list, the resource looks registered for 5 minutes, and vanishes at the kubelet's next report, at most 10 s
+later (read in 1.34.2)."""
 FIRST_READS = 2
 """How many of these reads decide if the registration is in force."""
 REREAD_S = 1.0
