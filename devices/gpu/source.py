@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
+from operator import is_not
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -49,6 +51,8 @@ driver."""
 _MAX_REMEMBERED: Final = 4096
 """Most GPUs and partitions that are remembered, present or gone: each new MIG layout has new UUIDs."""
 _UNNAMED: Final = "devices can't be named"
+_MAX_ANSWERS: Final = 1024
+"""Most answers that are cached."""
 _MISSING: Final = "missing, so CUDA programs in containers fail: create the device nodes (nvidia-modprobe -c 0 -u)"
 
 _log = structlog.get_logger()
@@ -85,6 +89,9 @@ class GPUSource(DeviceSource):
         self._known: dict[str, GPU] = {}
         self._unnamed = ""
         self._unusable: tuple[Unusable, ...] = ()
+        self._cached_answer = lru_cache(_MAX_ANSWERS)(self._make_answer)
+        self._answers_rest_on: tuple[Mapping[str, NamedGPUs], Policy, NodeTraits] = (self._offers, policy, self._around)
+        """The cached answers are valid while these objects are the same."""
 
     async def watch(self) -> AsyncGenerator[Inventory]:
         """Yield the inventory, and again after each change of the backend's GPUs or the settings.
@@ -134,13 +141,24 @@ class GPUSource(DeviceSource):
             self.claims(resource) or any(unshared(one, self._known) in self._known for one in request.device_ids)
         ):
             raise not_offered(resource)
+        rests_on = (self._offers, self._policy, self._around)
+        if any(map(is_not, rests_on, self._answers_rest_on)):
+            self._answers_rest_on = rests_on
+            self._cached_answer.cache_clear()
+        # The key of an annotation is used once.
+        is_unique = ListStrategy.CDI_ANNOTATIONS in self._policy.list_strategies
+        make = self._make_answer if is_unique else self._cached_answer
+        return make(resource, request.device_ids, sendable)
+
+    def _make_answer(self, resource: str, device_ids: tuple[str, ...], sendable: Sendable) -> ContainerAnswer:
+        offer = self._offers.get(resource)
         gpus = self._known if offer is None else offer.gpus  # A kubelet 1.8 also asks under earlier names.
-        for device_id in request.device_ids:
+        for device_id in device_ids:
             if (gpu := found(device_id, gpus)) is not None and gpu.lacks:
                 raise RefusedError(Fault.FAILED_PRECONDITION, f"a container cannot use {device_id[:80]!r}: {gpu.lacks}")
         token = str(uuid4()) if ListStrategy.CDI_ANNOTATIONS in self._policy.list_strategies else ""
-        asked = Asked(resource, request.device_ids, gpus, self._policy, sendable, self._around, token)
-        return answer(asked, request.device_ids, self._vendors)
+        asked = Asked(resource, device_ids, gpus, self._policy, sendable, self._around, token)
+        return answer(asked, device_ids, self._vendors)
 
     async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
         """Choose GPUs near each other, partitions on few GPUs, replicas as the policy says.
