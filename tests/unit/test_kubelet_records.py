@@ -121,6 +121,11 @@ async def test_a_look(
     assert found.pods == (None if found.source != "pod-resources" else frozenset({"ns/p"} if records.held else ()))
 
 
+async def test_list_is_asked_again_when_everyone_asks_too_often(folder: Path, kubelet: Kubelet) -> None:
+    kubelet.answers[LIST] = [TOO_OFTEN, TOO_OFTEN, listed(p="a")]
+    assert (await kubelet_records.look(folder / "k.sock", folder / "none")).held == {GPU: BY_NAME}
+
+
 def by_list(held: Mapping[str, str], written: Mapping[str, str] | None) -> Records:
     records = None if written is None else {GPU: written}
     return Records({GPU: held}, records, None, "pod-resources", frozenset())
