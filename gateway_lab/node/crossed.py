@@ -203,6 +203,8 @@ def waited(
     lives: Sequence[Life],
     moves: Mapping[str, Sequence[tuple[float, str]]],
     until: float,
+    *,
+    either: bool = False,
 ) -> float:
     """Say for how long a pod waited while a GPU of the side that it asks was free, in seconds.
 
@@ -213,8 +215,9 @@ def waited(
         lives: all pods.
         moves: when each GPU came to which side; all begin at the device plugin API.
         until: when nobody looked any more.
+        either: whether it takes a GPU of either side.
     """
-    wanted = "dra" if life.claim else "plugin"
+    wanted = {"dra", "plugin"} if either else {"dra" if life.claim else "plugin"}
     ends = min(life.began, life.ended, until)
     taken = {gpu: [(one.scheduled, one.ended) for one in lives if gpu in one.gpus and one is not life] for gpu in moves}
     cuts = {life.created, ends}
@@ -225,7 +228,7 @@ def waited(
     for begin, end in itertools.pairwise(inside):
         middle = (begin + end) / 2
         if any(
-            _side(said, middle) == wanted and not any(first <= middle <= last for first, last in taken[gpu])
+            _side(said, middle) in wanted and not any(first <= middle <= last for first, last in taken[gpu])
             for gpu, said in moves.items()
         ):
             total += end - begin

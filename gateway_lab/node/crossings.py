@@ -4,14 +4,16 @@
 
 Short pods come all the time, by name and with claims, and others hold their GPUs through it. In half of the crossings there and back
 the kubelet is restarted in mid-way, by turns as another version; in a quarter the gateway is killed, in a quarter a newer one takes over. With
---undisturbed nothing of that happens, and no pod may fail. All is judged by what the pods' containers themselves could open. The last line is the
-summary, as JSON, also where a signal cuts it off; the exit status is 1 then, and where a GPU was given twice, a holder was touched, or a pod failed.
+--undisturbed nothing of that happens, and no pod may fail. All is judged by what the pods' containers themselves could open. With --by-name
+all pods ask by name: a DeviceClass has the resource's, so they get GPUs of either API. The last line is the summary, as JSON, also
+where a signal cuts it off; the exit status is 1 then, and where a GPU was given twice, a holder was touched, or a pod failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import sys
@@ -47,8 +49,8 @@ VERSIONS: Final = ("1.36", "1.37")
 class Traffic:
     """The pods: short ones that come by themselves, and those that hold."""
 
-    def __init__(self, dra: DraNode, seen: Seen, chance: random.Random) -> None:
-        self._dra, self._seen, self._chance = dra, seen, chance
+    def __init__(self, dra: DraNode, seen: Seen, chance: random.Random, *, by_name: bool) -> None:
+        self._dra, self._seen, self._chance, self._by_name = dra, seen, chance, by_name
         self._ended: set[asyncio.Task[None]] = set()
         self._held: dict[str, pods.Account] = {}
         self.touched: list[str] = []
@@ -62,7 +64,7 @@ class Traffic:
     async def stream(self) -> None:
         """Make short pods, for ever."""
         for number in range(sys.maxsize):
-            claim = self._chance.random() < 0.5
+            claim = self._chance.random() < 0.5 and not self._by_name
             waiting = sum(one.claim is claim and one.scheduled == NEVER and one.ended == NEVER for one in self.lives())
             if waiting < WAITING:
                 await self._make(f"s{number}", self._chance.randint(*LOOKS), claim=claim)
@@ -92,7 +94,7 @@ class Traffic:
 
     async def hold(self, name: str, *, claim: bool) -> str:
         """Have a pod that keeps its GPU; give its UUID when its container has it."""
-        await self._make(name, pods.FOR_EVER, claim=claim)
+        await self._make(name, pods.FOR_EVER, claim=claim and not self._by_name)
         await until(lambda: bool(self._dra.account(name).nodes), ASKED_AGAIN, every=0.05)
         self._held[name] = self._dra.account(name)
         self._note(name)
@@ -127,11 +129,13 @@ class Traffic:
 class Crossings:
     """Crossings there and back."""
 
-    def __init__(self, dra: DraNode, seen: Seen, chance: random.Random, kubelets: Sequence[str]) -> None:
+    def __init__(
+        self, dra: DraNode, seen: Seen, chance: random.Random, kubelets: Sequence[str], *, by_name: bool
+    ) -> None:
         """``kubelets`` are the versions that a restart may put in place; with none of them nothing happens to the node."""
-        self._dra, self._chance, self._seen = dra, chance, seen
+        self._dra, self._chance, self._seen, self._by_name = dra, chance, seen, by_name
         self._kubelets = kubelets
-        self.traffic = Traffic(dra, seen, chance)
+        self.traffic = Traffic(dra, seen, chance, by_name=by_name)
         self.orders: list[tuple[float, float, str, str]] = []
         """When it was ordered, until when it was waited for, to which side, and what happened meanwhile."""
         self._restarts: list[tuple[float, float]] = []
@@ -243,12 +247,12 @@ class Crossings:
                 ended = crossed.last_end(gpu, ordered, at, lives)
                 kind = "something happened" if happened else "it was free" if ended == NEVER else "its pod ended"
                 took.setdefault(f"to {to}, {kind}", []).append(at - (ordered if ended == NEVER else ended))
-                first = crossed.first_after(gpu, at, lives, claim=to == "dra")
+                first = crossed.first_after(gpu, at, lives, claim=to == "dra" and not self._by_name)
                 if first is not None and not happened:
                     took.setdefault(f"then a waiting pod is scheduled ({to})", []).append(first.scheduled - at)
                     took.setdefault(f"then a waiting pod runs ({to})", []).append(first.began - at)
         refused = crossed.unprepared((self._dra.node.logs / "kubelet.log").read_text(errors="replace"))
-        waits = {one.name: crossed.waited(one, lives, moves, now) for one in lives}
+        waits = {one.name: crossed.waited(one, lives, moves, now, either=self._by_name) for one in lives}
         apart = {name: f"{why}: {waits[name]:.1f} s" for name, why in refused.items() if name in waits}
         ran = [one for one in lives if one.began != NEVER]
         return {
@@ -284,13 +288,13 @@ def _log(node: Node) -> list[str]:
     return (node.logs / "gateway.log").read_text(errors="replace").splitlines()
 
 
-async def run(times: int, seed: int, kubelets: Sequence[str]) -> dict[str, Any]:
+async def run(times: int, seed: int, kubelets: Sequence[str], *, by_name: bool) -> dict[str, Any]:
     """Cross so often on this node, and say what was seen."""
-    async with DraNode.here() as dra:
+    async with DraNode.here() as dra, dra.by_name() if by_name else contextlib.nullcontext():
         await dra.start("on")
         async with Seen(dra.api) as seen:
             await dra.allocatable()
-            crossings = Crossings(dra, seen, random.Random(seed), kubelets)
+            crossings = Crossings(dra, seen, random.Random(seed), kubelets, by_name=by_name)
             if (broke := await cut_off(crossings.run(times))) is None:
                 return crossings.summary()
             crossings.traffic.keep()
@@ -306,6 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--times", type=int, default=50, help="how often there and back (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of what happens by chance (default: %(default)s)")
+    parser.add_argument("--by-name", action="store_true", help="all pods ask by name, whichever API gives them GPUs")
     parser.add_argument("--undisturbed", action="store_true", help="nothing happens to the node meanwhile")
     parser.add_argument(
         "--kubelet",
@@ -315,7 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     kubelets = () if options.undisturbed else options.kubelet or VERSIONS
-    found = asyncio.run(run(options.times, options.seed, kubelets))
+    found = asyncio.run(run(options.times, options.seed, kubelets, by_name=options.by_name))
     print(json.dumps(found))
     return 1 if any(found.get(what) for what in ("broke off", "given twice", "holders touched", "failed")) else 0
 
