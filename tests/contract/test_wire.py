@@ -20,11 +20,16 @@ from tests.contract.node import Node
 
 @pytest.fixture(scope="module")
 def with_grpc() -> dict[str, Words]:
-    """What each case returned over real sockets."""
-    with tempfile.TemporaryDirectory(prefix="dpg-") as folder:
-        command = (sys.executable, "-m", grpccases.__name__, folder)
-        told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-        return dict(json.loads(told.stdout))
+    """What each case returned over real sockets. They are played again if the machine was too busy for one of them."""
+    found: dict[str, Words] = {}
+    for _ in range(3):
+        with tempfile.TemporaryDirectory(prefix="dpg-") as folder:
+            command = (sys.executable, "-m", grpccases.__name__, folder)
+            told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        found = json.loads(told.stdout)
+        if ["TimeoutError()"] not in found.values():
+            break
+    return found
 
 
 class _Killed:
