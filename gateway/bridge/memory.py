@@ -20,7 +20,7 @@ from msgspec import Meta, Struct, structs
 from adapters.registry import DIALECTS
 from devices.files import NotPlainError, read_plain, replace
 from devices.model import ContainerAnswer, Device, Options
-from gateway.bridge.judge import MAX_DEVICES, MAX_PLUGINS
+from gateway.bridge.judge import MAX_DEVICES, MAX_PLUGINS, list_error
 from gateway.kubelet.identity import SocketId
 from gateway.tasks import first_of
 
@@ -96,12 +96,15 @@ def load(folder: Path, *, aside: bool = True) -> tuple[tuple[Plugin, ...], str]:
     try:
         if len(content) > _MAX_BYTES:
             raise ValueError("it is too large")  # noqa: TRY301 - one way out for all that is wrong with it
-        return msgspec.json.decode(content, type=SavedPlugins).plugins, ""
+        plugins = msgspec.json.decode(content, type=SavedPlugins).plugins
+        if problem := next(filter(None, (list_error(one.devices or ()) for one in plugins)), None):
+            raise ValueError(problem)  # noqa: TRY301 - as above
     except (ValueError, RecursionError) as error:
         if aside:
             with contextlib.suppress(OSError):
                 path.replace(path.with_suffix(".damaged"))
         return (), f"{path} is damaged ({error}): plugins are known again once they register"
+    return plugins, ""
 
 
 def save(folder: Path, plugins: tuple[Plugin, ...]) -> None:

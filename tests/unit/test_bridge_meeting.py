@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from devices.model import Device, Options
 from gateway.bridge import memory
 
 
@@ -29,3 +30,12 @@ async def test_a_disk_that_fails_is_told_of_once_until_it_works_again(
             await one.durable()
     running.cancel()
     assert [line["reason"] for line in told] == ["full", "read-only", "read-only"]
+
+
+@pytest.mark.parametrize("wrong", ["", "x" * 254, "a\n"])
+def test_saved_devices_that_no_list_may_have_make_the_file_damaged(folder: Path, wrong: str) -> None:
+    for device_id, is_known in (("a", True), (wrong, False)):
+        one = memory.Plugin("x.y/z", "device-plugins", "z.sock", "v1beta1", (Device(device_id),), Options())
+        memory.save(folder, (one,))
+        plugins, fault = memory.load(folder)
+        assert (plugins == (one,), "is damaged" in fault) == (is_known, not is_known)
