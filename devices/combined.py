@@ -112,10 +112,10 @@ class Combined:
         """Ask the source that listed the resource. If none has in this process, ask all: LOST wins, and is the default."""
         if resource in self._owners:
             return self._owners[resource].absence(resource, device_id)
-        fates = {source.absence(resource, device_id) for source in self._sources} - {Absence.UNKNOWN}
-        if not fates or Absence.LOST in fates:
+        absences = {source.absence(resource, device_id) for source in self._sources} - {Absence.UNKNOWN}
+        if not absences or Absence.LOST in absences:
             return Absence.LOST
-        return Absence.EXCLUDED if Absence.EXCLUDED in fates else Absence.WITHDRAWN
+        return Absence.EXCLUDED if Absence.EXCLUDED in absences else Absence.WITHDRAWN
 
     def claims(self, resource: str) -> bool:
         """Return True if a source claims the resource."""

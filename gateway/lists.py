@@ -23,7 +23,7 @@ from gateway.registration import events
 from gateway.registration.devicelist import AT_ONCE
 from gateway.registration.registrar import Resource, any_registers
 from gateway.telling import changes
-from gateway.unseen import Unseen, fates
+from gateway.unseen import Unseen, absences
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
@@ -269,7 +269,7 @@ class Lists:
             cordons={device_id: cordon.reason for device_id, cordon in self._ledger.cordons.items()},
             sticky={**_ill_before(listing, announced, self._ledger), **self._ledger.sticky(name)},
             held=None if (holders := self._holdings.holders(name)) is None else holders.keys(),
-            fates=fates(name, [announced[one] for one in gone], self.inventory, self._source),
+            absences=absences(name, [announced[one] for one in gone], self.inventory, self._source),
             lost_since=self._ledger.lost_since(name),
         )
 

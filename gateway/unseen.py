@@ -64,7 +64,7 @@ class Unseen:
     def _usable(self, resource: str, inventory: Inventory | None) -> list[str]:
         """Return the devices that were healthy last, except those that a setting withdrew or the kernel no longer has."""
         well = [one for one in self._ledger.announced(resource).values() if one.health is Health.HEALTHY]
-        became = fates(resource, well, inventory, self._source)
+        became = absences(resource, well, inventory, self._source)
         return [one.id for one in well if became[one.id] not in _BY_A_SETTING and not is_removed(one)]
 
     def added_to(self, told: Iterable[Hindrance]) -> tuple[Hindrance, ...]:
@@ -86,7 +86,9 @@ class Unseen:
         return tuple(one for one in devices if one.id not in known)
 
 
-def fates(name: str, gone: Sequence[Device], inventory: Inventory | None, source: DeviceSource) -> dict[str, Absence]:
+def absences(
+    name: str, gone: Sequence[Device], inventory: Inventory | None, source: DeviceSource
+) -> dict[str, Absence]:
     """Return why devices are no longer listed. A GPU is withdrawn if another one has its PCI address now."""
     there: dict[str, str] = {}
     if any(device.pci for device in gone):

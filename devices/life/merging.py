@@ -43,7 +43,7 @@ class Known(Struct, frozen=True):
     ``announced`` are all devices that a kubelet ever got, as it last got them. ``cordons`` are an operator's, with their
     reasons. ``withheld`` are listed devices whose hardware is in use under another ID, with the reasons. ``away`` are the
     devices in a state of ``AWAY``, each with its reason. ``sticky`` are remembered troubles of any boot; ``boot_id`` is this
-    boot. ``held`` are the devices that containers hold by the kubelet's records; None: unknown now. ``fates`` has why the
+    boot. ``held`` are the devices that containers hold by the kubelet's records; None: unknown now. ``absences`` has why the
     backend no longer lists a device (default LOST), and ``lost_since`` when it was lost (Unix seconds).
     """
 
@@ -54,7 +54,7 @@ class Known(Struct, frozen=True):
     away: Mapping[str, tuple[State, str]] = field(default_factory=dict)
     sticky: Mapping[str, Sticky] = field(default_factory=dict)
     held: AbstractSet[str] | None = None
-    fates: Mapping[str, Absence] = field(default_factory=dict)
+    absences: Mapping[str, Absence] = field(default_factory=dict)
     lost_since: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -266,9 +266,9 @@ def _miss(
         reason = f"not checked within {patience:.0f} s of the gateway's start; its log has the reason"
         return Entry(device, State.UNHEALTHY, reason)
     free = _is_free(device_id, known)
-    fate = known.fates.get(device_id)
-    if fate in {Absence.WITHDRAWN, Absence.EXCLUDED}:
-        gone = "no longer offered" if fate is Absence.WITHDRAWN else "left out by the setting exclude-devices"
+    absence = known.absences.get(device_id)
+    if absence in {Absence.WITHDRAWN, Absence.EXCLUDED}:
+        gone = "no longer offered" if absence is Absence.WITHDRAWN else "left out by the setting exclude-devices"
         if free:
             return None
         if known.held is not None:

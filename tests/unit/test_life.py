@@ -163,7 +163,7 @@ def test_a_withdrawn_device_whose_holder_cannot_be_seen(
 ) -> None:
     merged = look(ANNOUNCED, listed(G), 0.0)
     for now, held in looks:
-        known = replace(ANNOUNCED, held=None if held is None else frozenset(held), fates={"g": Absence.WITHDRAWN})
+        known = replace(ANNOUNCED, held=None if held is None else frozenset(held), absences={"g": Absence.WITHDRAWN})
         merged = look(known, GONE, now, merged.entries)
     assert bool(merged.entries) == left
     assert merged.dropped == (set() if left else {"g"})
@@ -234,7 +234,7 @@ def test_a_device_that_was_ill_in_this_boot_gets_no_grace() -> None:
 def test_a_released_device_is_for_nobody_and_what_was_seen_last_stays(
     announced: Health | None, last: State | None, listing: Listing, health: Health, beneath: State
 ) -> None:
-    known = Known({} if announced is None else {"g": Device("g", announced)}, fates={"g": Absence.WITHDRAWN})
+    known = Known({} if announced is None else {"g": Device("g", announced)}, absences={"g": Absence.WITHDRAWN})
     shown = None if last is None else Entry(Device("g", health), last, "so it was", since=7.0)
     released = replace(listing, released=frozenset("g"))
     merged = look(known, released, before=[] if shown is None else [shown])
@@ -288,7 +288,7 @@ KNOWN = st.builds(
         ),
     ),
     held=st.none() | SOME,
-    fates=st.dictionaries(NAMES, st.sampled_from(Absence)),
+    absences=st.dictionaries(NAMES, st.sampled_from(Absence)),
     lost_since=st.dictionaries(NAMES, st.floats(0, 2 * UNIX)),
 )
 CLOCKS = st.builds(Clock, st.floats(0, 1e7), st.floats(0, 2 * UNIX), st.sampled_from([0.0, 1e6]))
@@ -315,7 +315,7 @@ def test_whatever_comes_there_is_one_answer_for_each_device(
     assert set(found).isdisjoint(merged.dropped)
     assert seen.keys() <= set(found), "what the backend lists never vanishes"
     assert (known.held or frozenset()).isdisjoint(merged.dropped), "what is held is never dropped"
-    lost = {device_id for device_id, fate in known.fates.items() if fate is Absence.LOST}
+    lost = {device_id for device_id, absence in known.absences.items() if absence is Absence.LOST}
     young = {device_id for device_id in lost if clock.unix - known.lost_since.get(device_id, clock.unix) < 1.0}
     assert young.isdisjoint(merged.dropped), "what was lost only now is never dropped"
     assert merged.again_at is None or merged.again_at >= clock.now
