@@ -20,9 +20,10 @@ class Sight(Struct, frozen=True):
 
     ``gpus`` has the physical GPUs, each followed by its partitions. GPUs (UUIDs) in ``recovered`` were reset since they became
     unhealthy. The gateway has closed its handles of the GPUs in ``released``, so they may be missing in ``gpus``. GPUs in
-    ``withdrawn`` were removed on purpose. ``control_nodes`` are the existing device nodes that every container with a GPU needs. ``resources`` are names that
-    are offered even without a GPU. ``driver_version`` is '' if unknown. ``unusable`` are GPUs that the driver or
-    the kernel reports but that aren't in ``gpus``. ``missing_nodes`` are device nodes that programs need and that don't exist.
+    ``withdrawn`` were removed on purpose. ``control_nodes`` are the existing device nodes that every container with a GPU needs.
+    ``resources`` are names that are offered even without a GPU. ``driver_version`` is '' if unknown. ``unusable`` are GPUs that
+    the driver or the kernel reports but that aren't in ``gpus``. ``missing_nodes`` are device nodes that programs need and that
+    don't exist.
     ``imex``: containers get IMEX channel 0.
     """
 

@@ -116,6 +116,13 @@ async def test_what_is_unprepared_while_it_is_being_prepared_is_free_then(node: 
     assert (await cluster.prepare(cluster.allocate("next", "gpu-0"))).gpus == {A}
 
 
+async def joined(cluster: Cluster) -> None:
+    """Start a second gateway, and wait until the kubelet has the DRA drivers of both."""
+    cluster.gateway("--dra", "only")
+    await cluster.node.until(lambda: len(cluster.dra.drivers) == 2, "both drivers")
+    await cluster.node.pass_time(5)
+
+
 async def at_once(cluster: Cluster, *claims: Claim) -> list[Any]:
     """Have the oldest and the newest gateway asked for one claim each in the same moment; return what came of it."""
     drivers = cluster.dra.drivers[0], cluster.dra.drivers[-1]
@@ -127,9 +134,7 @@ async def at_once(cluster: Cluster, *claims: Claim) -> list[Any]:
 async def test_of_two_claims_at_once_one_gets_the_gpu(node: Node, cluster: Cluster, gateways: int) -> None:
     await started(cluster)
     if gateways == 2:
-        cluster.gateway("--dra", "only")
-        await node.until(lambda: len(cluster.dra.drivers) == 2, "both drivers")
-        await node.pass_time(5)
+        await joined(cluster)
     for number in range(6):  # Each time in another order.
         claims = [cluster.allocate(f"{name}-{number}", "gpu-0") for name in ("one", "two")]
         answers = await at_once(cluster, *claims)
@@ -144,9 +149,7 @@ async def test_of_two_claims_at_once_one_gets_the_gpu(node: Node, cluster: Clust
 
 async def test_a_claim_keeps_its_gpu_though_another_gateway_gave_away_its_new_one(node: Node, cluster: Cluster) -> None:
     await started(cluster)
-    cluster.gateway("--dra", "only")
-    await node.until(lambda: len(cluster.dra.drivers) == 2, "both drivers")
-    await node.pass_time(5)
+    await joined(cluster)
     for number in range(6):
         held = cluster.allocate(f"held-{number}", "gpu-1")
         await cluster.prepare(held)
@@ -161,9 +164,7 @@ async def test_a_claim_keeps_its_gpu_though_another_gateway_gave_away_its_new_on
 
 async def test_a_claim_waits_at_one_gateway_for_what_another_one_takes_back(node: Node, cluster: Cluster) -> None:
     await started(cluster)
-    cluster.gateway("--dra", "only")
-    await node.until(lambda: len(cluster.dra.drivers) == 2, "both drivers")
-    await node.pass_time(5)
+    await joined(cluster)
     older, newer = cluster.dra.drivers
     held, late = cluster.allocate("held", "gpu-0"), cluster.allocate("late", "gpu-0")
     await cluster.dra.prepare(held, newer)
