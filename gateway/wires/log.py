@@ -13,8 +13,6 @@ import msgspec
 import structlog
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from structlog.typing import EventDict, Processor
 
 FORMATS = ("auto", "console", "json")
@@ -47,11 +45,6 @@ class Seldom:
         self._times, self._seconds = times, seconds
         self._kinds: dict[str, tuple[float, int, int]] = {}
         """By kind: when the count began (monotonic seconds), the lines since then, and the lines left out since the last logged one."""
-
-    @property
-    def kinds(self) -> Collection[str]:
-        """The kinds that are counted."""
-        return self._kinds.keys()
 
     def tell(self, kind: str) -> int | None:
         """Return None if this line must not be logged; otherwise how many lines were left out since the last logged one."""
