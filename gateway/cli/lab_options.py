@@ -53,7 +53,7 @@ _OPTIONS: Final = (
         type=Words(("auto", "yes", "built", "no")),
         default="auto",
         help="When to run real kubelet code instead of an emulation. auto: if it is built or Go is installed. yes: always; installs "
-        "Go if it is missing. built: if it is built, which each version in --kubelets must be. no: never. The report marks the "
+        "Go if it is missing. built: only if it is built; with --kubelets, each version must be built. no: never. The report marks the "
         "emulated kubelets.",
     ),
     click.option(
@@ -111,14 +111,14 @@ def progress_printer() -> Callable[[str], None]:
 
 def exit_after_interrupt() -> NoReturn:
     """Exit with status 130 after Ctrl-C."""
-    click.echo("stopped: ended all processes that it started, and wrote no report", err=True)
+    click.echo("stopped. All processes that this command started have ended, and no report was written", err=True)
     sys.exit(130)
 
 
 def prepare_kubelets(
     wanted: tuple[str, ...] | None, usual: Callable[[], tuple[str, ...]], genuine: str, checkout: Path | None
 ) -> tuple[tuple[str, ...], dict[str, Path], dict[str, str]]:
-    """Return the versions to run, the binaries of real kubelets, and why each of the others is emulated."""
+    """Return the versions to run, the real kubelets' binaries by version, and by version why a kubelet is emulated."""
     from gateway_lab.kubelets import build, source
 
     try:
@@ -153,7 +153,7 @@ def _find_real(versions: tuple[str, ...], genuine: str) -> tuple[dict[str, Path]
     """Find or build real kubelet code. Return the binaries, and why each of the other versions is emulated.
 
     Raises:
-        gateway_lab.kubelets.build.BuildError: with ``--genuine yes``, one can't be built.
+        gateway_lab.kubelets.build.BuildError: ``--genuine yes`` is set, and a kubelet can't be built.
     """
     from gateway_lab.kubelets import build
 

@@ -27,7 +27,7 @@ class CheckpointSeen(Struct, frozen=True):
 
 
 class KubeletProcess(Struct, frozen=True):
-    """A process that is, or contains, a kubelet, with its arguments."""
+    """A kubelet process, or a process with a kubelet inside (such as k3s), and its arguments."""
 
     pid: int
     arguments: tuple[str, ...]
@@ -88,7 +88,7 @@ class Pci(Struct, frozen=True):
 class NvmlSeen(Struct, frozen=True):
     """The state of NVIDIA's library.
 
-    ``refused`` has the reason for each GPU that it counts and can't open, by index. ``usable_addresses`` are the PCI addresses of
+    ``refused`` says, by GPU index, why the library can't open a GPU that it counts. ``usable_addresses`` are the PCI addresses of
     the GPUs that it can open. If a gateway reported the state, ``missing_gpus`` has a text for each missing GPU instead, and
     ``gpu_count`` is None.
     """
@@ -186,7 +186,7 @@ class NodeFacts(GatewayFacts, frozen=True, kw_only=True):
     kubelets: tuple[KubeletProcess, ...] = ()
     release: Release | None = None
     live_tokens: frozenset[str] = frozenset()
-    """Tokens of the gateways that run now, from their locks in the socket folder."""
+    """The tokens of the running gateways, each of which locks a file of this name in the socket folder."""
     state_dir: StateDir
     max_inotify_instances: int | None = None
     processes: tuple[GatewayProcess, ...] = ()
@@ -228,7 +228,7 @@ class NodeFacts(GatewayFacts, frozen=True, kw_only=True):
 
     @property
     def visible_sockets(self) -> SocketDir | None:
-        """The kubelet's folder; None if it can't be seen."""
+        """The kubelet's device plugin folder; None if it is missing or is not the one that the kubelet has."""
         return self.socket_dir if self.socket_dir.state == "there" else None
 
     @property

@@ -3,9 +3,9 @@
 The kubelet sends all claims of a driver to the process that registered the name last. With two processes, one gets claims that
 the other prepared. So the gateway registers a driver and publishes its devices only if no other process has the name.
 
-The sockets in the kubelet's folder ``plugins_registry`` show which drivers run. When NVIDIA's driver is updated, it ends on a
-node, leaves its ResourceSlices, and starts again. So our driver registers only once two things are true: the other socket has
-been gone for a while, and no claim has a device of those slices.
+The sockets in the kubelet's folder ``plugins_registry`` show which drivers run. During an update, NVIDIA's DRA driver ends
+on a node, leaves its ResourceSlices there, and starts again. So our driver waits until the other socket has been gone for
+``AWAY_S``, and no claim has a device of those slices.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class DriverSockets:
             self._known.clear()
         for path, id_ in found:
             name = self._known.get((str(path), id_))
-            # If a socket doesn't answer, use its file name: upstream's library starts it with the driver's name.
+            # If a socket doesn't answer, use its file name: Kubernetes' library for DRA drivers begins it with the driver's name.
             if name == driver or (name is None and path.name.startswith((f"{driver}-", f"{driver}."))):
                 return str(path.relative_to(self._registry))
         return ""
@@ -173,7 +173,7 @@ class RivalDetector:
         other_slices: returns the driver's slices on this node that another process wrote; None if unknown.
         claims: lists the cluster's claims that have a device of the driver; raises a ``KubernetesError``.
         is_ours: returns True if we prepared the claim with this UID.
-        changed: called when the result changed.
+        changed: called when the reason to wait changed, or when slices became deletable.
     """
 
     def __init__(
@@ -205,14 +205,14 @@ class RivalDetector:
 
     @property
     def reason(self) -> str:
-        """Why the gateway waits for another process with this driver name; '' if there is none."""
+        """Why another process with this name keeps our devices unpublished; '' if none does."""
         return "" if self._seen_at is None else self.other_process.publication_blocker
 
     def registration_blocker(self, prepared: int) -> str:
         """Return why our driver may not be registered; '' if it may.
 
-        If claims are ``prepared``, it may even if the slices are unknown: without the API server, the kubelet calls only for
-        prepared claims.
+        If ``prepared`` claims are ours, it may even while the slices are unknown: without the API server, the kubelet calls only
+        for prepared claims.
         """
         seen = self.other_process
         if not self._is_checked or (prepared and seen.slices is None and not seen.socket):

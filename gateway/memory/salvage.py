@@ -1,4 +1,4 @@
-"""Decode a state file, also if it is damaged or another release wrote it. Pure; time and memory are limited for every input."""
+"""Decode a state file, even if it is damaged or another release wrote it. Pure; time and memory are limited for every input."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _decode_damaged(data: bytes) -> Any:
 
 
 def _intact_fields(text: str, at: int, within: str = "") -> dict[str, Any]:
-    """Decode the fields of an object up to the first damaged one, which becomes None. Of damaged ``cordons``, keep the intact ones."""
+    """Decode the fields of an object up to the first damaged one, which becomes None. If ``cordons`` is damaged, keep its intact entries."""
     found: dict[str, Any] = {}
     field = re.compile(_FIELD, re.DOTALL)
     while match := field.match(text, at):
@@ -82,7 +82,9 @@ def _intact_fields(text: str, at: int, within: str = "") -> dict[str, Any]:
             break
         try:
             value, at = _DECODER.raw_decode(text, match.end())
-            found[key] = value if _is_shallow({key: value}) else None  # json.dumps can't encode any depth.
+            found[key] = (
+                value if _is_shallow({key: value}) else None
+            )  # json.dumps fails if values are nested too deeply.
         except (ValueError, RecursionError):
             found[key] = _intact_fields(text, match.end(), key) if key == "cordons" != within else None
             break
@@ -116,7 +118,7 @@ def _remove_wrong(content: rows.Content) -> list[str]:
             wrong.append(f"{key}: not a string")
             del content[key]
     if type(number := content.get("generation", 0)) is not int or not 0 <= number < 2**62:
-        wrong.append("generation: not a number")
+        wrong.append("generation: not an integer from 0 to 2**62-1")
         del content["generation"]
     for key, kind in {
         "cordons": Cordon,
